@@ -1,7 +1,7 @@
-"""A job as a worker describes it: read, compared with the job that there is, and weighed, before it is placed.
+"""A job as a worker describes it: read, compared with the existing job, and sized, before it is placed.
 
-The description of a large model takes longer to read than others may wait, so that is done aside (`openings.py`), and
-what follows from it is kept with it.
+The description of a large model takes longer to read than others may wait, so that is done in the background
+(`openings.py`), and its results are stored with it.
 """
 
 from __future__ import annotations
@@ -18,36 +18,36 @@ from zmqps.core.protocol.typed import Packed, pack
 from zmqps.core.protocol.wire import MAX_HEADER_NBYTES, uncollected
 from zmqps.errors import JobMemoryError, LimitError, PSError, counted, is_short
 
-#: What to do where a worker's job is another one than that which has its name.
+#: The advice if a worker's job differs from the one of its name.
 OTHER_JOB = (
     "give this worker's job another name, connect(..., job=...), or end the job that is there, if it is an old one: "
     "zmqps jobs end {name}"
 )
-#: What is told of a job beside its description and its cuts, at most: a row for each server, and of each backup.
+#: The most bytes sent about a job besides its description and its cuts: a row for each server, and for each backup.
 TOLD_NBYTES = 64 << 10
-#: Of an option of an optimizer the status shows so many parts and characters.
+#: The status shows this many parts and characters of an optimizer's option.
 MAX_SHOWN = 500
 SERVER_NBYTES = 1024
 CUT_NBYTES = 9
 
-#: What a job that a worker describes is compared with: the one that there is, or the checkpoint to begin from.
+#: What a described job is compared with: the existing one, or the checkpoint to start from.
 Rival = JobSpec | Resumption | None
 
 
 class Described(dict[str, Any]):
-    """The map of a job that was read aside."""
+    """A job's map that was read in the background."""
 
     __slots__ = ("job", "keyspace", "packed", "problem", "raw", "rival")
     job: JobSpec
     keyspace: KeySpace
     rival: Rival  # what it was compared with
     problem: PSError | None  # how it differs from that; None: it does not
-    raw: Packed  # the same, packed once, however many are told
+    raw: Packed  # the same, packed once for all receivers
     packed: bytes
 
     @classmethod
     def of(cls, wire: Mapping[str, Any], rival: Rival, owner: str, name: str) -> Described:
-        """Return what a map says; errors are those of `JobSpec.from_wire`."""
+        """Return the description in a map; errors are those of `JobSpec.from_wire`."""
         found = cls(wire)
         with uncollected():
             found.job = JobSpec.from_wire(wire)
@@ -62,7 +62,7 @@ class Described(dict[str, Any]):
         return found
 
     def again(self) -> Described:
-        """Return another one that is the same."""
+        """Return an equal one."""
         other = type(self)(self)
         for name in self.__slots__:
             setattr(other, name, getattr(self, name))
@@ -70,12 +70,12 @@ class Described(dict[str, Any]):
 
 
 def read(wire: Mapping[str, Any]) -> JobSpec:
-    """Return the job of a map; errors are those of `JobSpec.from_wire`."""
+    """Return the job in a map; errors are those of `JobSpec.from_wire`."""
     return wire.job if isinstance(wire, Described) else JobSpec.from_wire(wire)
 
 
 def check_same(rival: Rival, job: JobSpec, owner: str, name: str) -> None:
-    """Raise `JobMismatchError` unless a job is the one of this name, or can begin from the checkpoint."""
+    """Raise `JobMismatchError` unless a job is the one of this name, or can start from the checkpoint."""
     if isinstance(rival, JobSpec):
         rival.check_same(job, owner, OTHER_JOB.format(name=shlex.quote(name)))
     elif rival is not None:
@@ -83,7 +83,7 @@ def check_same(rival: Rival, job: JobSpec, owner: str, name: str) -> None:
 
 
 def difference(rival: Rival, wire: Mapping[str, Any], owner: str, name: str) -> PSError | None:
-    """Return how a job that somebody describes differs from the one that there is; None: it does not."""
+    """Return how a described job differs from the existing one; None: it does not."""
     if isinstance(wire, Described) and wire.job is rival:
         return None
     if isinstance(wire, Described) and wire.rival is rival:
@@ -96,18 +96,18 @@ def difference(rival: Rival, wire: Mapping[str, Any], owner: str, name: str) -> 
 
 
 def shown(optimizer: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an optimizer for the status, without what is long: its groups, as a rule."""
+    """Return an optimizer for the status, without long parts: usually its groups."""
     return {name: value for name, value in optimizer.items() if len(name) <= MAX_SHOWN and is_short(value, MAX_SHOWN)}
 
 
 def place(
     name: str, job: JobSpec, wire: Mapping[str, Any], servers: Sequence[MemberInfo], copies: int, slice_nbytes: int
 ) -> Placement:
-    """Return where a job lies on servers, so many copies of each shard.
+    """Return a job's placement on servers, with this many copies of each shard.
 
-    Raises `JobMemoryError`: its values alone are more than all servers have, free or not, as far as that is known. What
-    is free, and what the optimizer needs beside the values, each server knows best, and is asked; `LimitError`: it has
-    too many slices, or what members are told of it does not fit into a message.
+    Raises `JobMemoryError`: its values alone exceed the known memory of all servers, free or not. Each server is asked
+    about its free memory, and the needs of the optimizer; `LimitError`: it has too many slices, or the messages about
+    it would be too large.
     """
     keyspace = wire.keyspace if isinstance(wire, Described) else KeySpace.of(job)
     copies = min(copies, len(servers))

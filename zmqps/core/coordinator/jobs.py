@@ -1,4 +1,4 @@
-"""The jobs of a cluster by name: how they begin, make way for others, and end."""
+"""The jobs of a cluster by name: their start, replacement and end."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from zmqps.core.protocol.messages import EndJob, Error, Init, JobEnded, Waiting
 from zmqps.core.protocol.messages.membership import DepartureCause
 from zmqps.errors import JobEndedError, JobError, LimitError, PSError, listed
 
-#: A job with what extends it.
+#: A job with its extensions.
 Run = TypeVar("Run", bound=JobKernel)
 
 #: Jobs at the same time; each has a shard on every server.
 MAX_JOBS = 256
-#: Of jobs that have ended, the status shows so many; older ones are forgotten.
+#: The status shows this many ended jobs; older ones are forgotten.
 MAX_ENDED = 256
 
 
 class Ended(NamedTuple):
-    """A job that is over."""
+    """An ended job."""
 
     how: str
     at: float
@@ -42,12 +42,14 @@ class Ended(NamedTuple):
 
 
 class EndedJobs:
-    """The last job of each name that has ended; the oldest are forgotten."""
+    """The last ended job of each name; the oldest are forgotten."""
 
     def __init__(self, changed: Callable[[str], None] = lambda name: None) -> None:
-        self._changed = changed  # called with the name of one that is new, or forgotten
+        self._changed = changed  # called with the name of a new or forgotten one
         self.by_name: OrderedDict[str, Ended] = OrderedDict()
-        self._answers: OrderedDict[tuple[bytes, int, str], JobEnded] = OrderedDict()  # by nonce, to who ended one
+        self._answers: OrderedDict[tuple[bytes, int, str], JobEnded] = (
+            OrderedDict()
+        )  # by nonce, to the client that ended it
 
     def add(self, name: str, how: str, epoch: int, now: float) -> None:
         self.by_name[name] = Ended(how, now, epoch)
@@ -60,59 +62,59 @@ class EndedJobs:
         return list(self.by_name[name]) if name in self.by_name else None
 
     def restore(self, kept: dict[str, Plain], now: float) -> None:
-        """Have those that were kept, by name; a clock that has begun anew since is behind what they say."""
+        """Restore the journaled ones, by name; their times may be ahead of a clock that has restarted."""
         for name, (how, at, epoch) in sorted(kept.items(), key=lambda item: item[1][1]):
             self.by_name[name] = Ended(how, min(at, now), epoch)
 
     def how(self, name: str) -> str:
-        """Return how the job of this name has ended; empty where there was none."""
+        """Return how the job of this name has ended; empty without one."""
         ended = self.by_name.get(name)
         return "" if ended is None else ended.how
 
     def describe(self, name: str, now: float) -> str:
-        """Say that, how and when a job had ended; empty where there was none."""
+        """Return that, how and when a job had ended; empty without one."""
         ended = self.by_name.get(name)
         return "" if ended is None else f"job {name!r} had ended {now - ended.at:.0f} s ago: {ended.how}"
 
     def answered(self, peer: Peer, message: EndJob) -> JobEnded | None:
-        """Return what this request to end a job was answered before."""
+        """Return the earlier answer to this request to end a job."""
         return self._answers.get((message.nonce or peer, message.request, message.job))
 
     def answer(self, peer: Peer, message: EndJob, text: str) -> JobEnded:
-        """Return the answer to a request to end a job, remembered in case it is lost: asked again, it ends no other."""
+        """Return the answer to a request to end a job, remembered in case it is lost: a repetition ends no other."""
         answer = self._answers[message.nonce or peer, message.request, message.job] = JobEnded(message.request, text)
         while len(self._answers) > MAX_ENDED:
             self._answers.popitem(last=False)
         return answer
 
     def status(self, now: float) -> list[dict[str, Any]]:
-        """Return them for the status, the one that ended last at the end."""
+        """Return them for the status, the latest end last."""
         return [{"job": n, "how": how, "ago_s": round(now - at, 3)} for n, (how, at, _) in self.by_name.items()]
 
 
 def unknown_job(name: str, running: Iterable[str]) -> JobError:
-    """Return the error for a job that there is not; it says which there are."""
+    """Return the error for an unknown job; it names the existing ones."""
     names = listed(sorted(map(repr, running)), 8)
     return JobError(f"there is no job {name[:100]!r}; {f'running: {names}' if names else 'none is running'}")
 
 
 @dataclass(slots=True)
 class Closing:
-    """How a job ends that is saved once more before."""
+    """The end of a job that is saved once more first."""
 
     how: str
-    moves: bool  # whether workers that have come meanwhile go on with another one of its name
-    parked: dict[bytes, Init] = field(default_factory=dict)  # what they have asked for, by incarnation
-    askers: dict[tuple[Any, int], tuple[Peer, EndJob]] = field(default_factory=dict)  # who wants to know of its end
+    moves: bool  # whether workers that have joined meanwhile continue with another job of its name
+    parked: dict[bytes, Init] = field(default_factory=dict)  # their pending Inits, by incarnation
+    askers: dict[tuple[Any, int], tuple[Peer, EndJob]] = field(default_factory=dict)  # the clients to inform of its end
 
 
 class Saver:
-    """Saves jobs, and once more before they end; here none is."""
+    """Saves jobs, and once more before they end; this default saves none."""
 
     is_on = False
 
     def look(self, runs: Iterable[Any], now: float, *, first: bool = False) -> list[Action]:
-        """Begin what is due of some jobs."""
+        """Start the due checkpoints of some jobs."""
         return []
 
     def last(self, run: Any, now: float) -> list[Action]:
@@ -120,29 +122,29 @@ class Saver:
         return []
 
     def saves_last(self, name: str) -> bool:
-        """Whether that is still under way."""
+        """Whether that is still in progress."""
         return False
 
     def ended(self, run: Any, now: float) -> list[Action]:
-        """A job has ended: nothing more is saved of it."""
+        """A job has ended: it is not saved any more."""
         return []
 
 
 class TouchedJobs(Generic[Run]):
-    """Which jobs an event has touched: nothing of others is looked for afterwards, neither when they are due.
+    """Which jobs an event has touched: other jobs are not checked afterwards, not even their deadlines.
 
-    Whatever changes anything of a job touches it; `validate` notices where that is forgotten.
+    Code that changes a job touches it; `validate` notices a missing touch.
     """
 
     def __init__(self, runs: Mapping[str, Run], wheel: Wheel) -> None:
-        self.names: dict[str, bool] = {}  # whether more than its timer: whom somebody waits for may be another
-        self.moving: set[str] = set()  # those of which copies move from one server to another
-        self.spare: set[str] = set()  # those that have more copies than they are to have
+        self.names: dict[str, bool] = {}  # whether more than its timer: what members wait for may have changed
+        self.moving: set[str] = set()  # those with copies that move between servers
+        self.spare: set[str] = set()  # those with more copies than they should have
         self.due_of: Callable[[str], float | None] = lambda name: runs[name].next_deadline()
         self.ring: Callable[[str, float], list[Action]] = lambda name, now: []
         self._runs = runs
         self._wheel = wheel
-        self._touched = wheel.touched  # without a call for each job of each event
+        self._touched = wheel.touched  # inline, for each job of each event
         self._timers: dict[str, Timer] = {}
         self._seen: dict[str, int] = {}  # the revision of each one's copies
 
@@ -161,7 +163,7 @@ class TouchedJobs(Generic[Run]):
             self.add(name)
 
     def note(self) -> list[Run]:
-        """Return those that are touched; take note of what of them moves, or is too much."""
+        """Return the touched ones; note which of them move copies, or have too many."""
         runs = []
         for name in self.names:
             runs.append(run := self._runs[name])
@@ -177,7 +179,7 @@ class TouchedJobs(Generic[Run]):
         """The event is over."""
         self.note()
         for name in self.names:
-            self._touched[self._timers[name].number] = self._timers[name]  # once more: it may have been asked since
+            self._touched[self._timers[name].number] = self._timers[name]  # again: it may have been checked since
         self.names.clear()
 
     def forget(self, name: str) -> None:
@@ -193,7 +195,7 @@ class TouchedJobs(Generic[Run]):
         return self.ring(name, now)
 
     def validate(self) -> None:
-        """Assert that no job has changed that was not touched."""
+        """Assert that no job has changed without a touch."""
         assert set(self._timers) == set(self._runs)
         assert {*self.names, *self.moving, *self.spare} <= set(self._runs)
         for name, run in self._runs.items():
@@ -207,7 +209,7 @@ class TouchedJobs(Generic[Run]):
 
 
 class Epochs(KeptRecord):
-    """The numbers of copies of shards: no copy has had that of another one."""
+    """The numbers of copies of shards: each is unique."""
 
     kept: ClassVar = {"next": "cluster"}
 
@@ -221,18 +223,18 @@ class Epochs(KeptRecord):
 
 
 class Jobs(Generic[Run]):
-    """The jobs under way, and those that have ended."""
+    """The running jobs, and those that have ended."""
 
     def __init__(
         self,
         options: CoordinatorOptions,
         membership: Membership,
-        erasures: Erasures,  # lets servers free what they keep of a job
-        cluster_end: ClusterEnd,  # where a cluster that is there for one job ends with it
-        new_run: Callable[[str, str, Resumption | None], Run],  # name, how the one before has ended, checkpoint
+        erasures: Erasures,  # frees a job's memory on servers
+        cluster_end: ClusterEnd,  # a cluster started for one job ends with it
+        new_run: Callable[[str, str, Resumption | None], Run],  # name, how the previous one has ended, checkpoint
         changes: DirtyKeys,
         wheel: Wheel,
-        resumptions: Resumptions,  # the checkpoints that jobs of some names begin from, the first time
+        resumptions: Resumptions,  # the checkpoints that jobs of some names start from, the first time
     ) -> None:
         self.runs: dict[str, Run] = {}
         self.touched = TouchedJobs(self.runs, wheel)
@@ -248,7 +250,7 @@ class Jobs(Generic[Run]):
         self.saver = Saver()
 
     def named(self, name: str) -> Run:
-        """Return the job of this name, or one that begins with its first member.
+        """Return the job of this name, or a new one for its first member.
 
         Raises `LimitError`: there are too many already.
         """
@@ -260,7 +262,7 @@ class Jobs(Generic[Run]):
         return self._new_run(name, before, self.resumptions.of(name))
 
     def of_epoch(self, epoch: int, server: MemberInfo) -> Run | None:
-        """Return the job of which a server has the copy of this number, and what it says touches it."""
+        """Return the job of the copy with this number on a server, and touch it."""
         for run in self.runs.values():
             if (copy := run.startup.copies.find(epoch)) is not None:
                 self.touched.add(run.name)
@@ -268,7 +270,7 @@ class Jobs(Generic[Run]):
         return None
 
     def close(self, run: Run, how: str, now: float, *, moved: bool = False) -> list[Action]:
-        """End a job as soon as it is saved once more; ``moved``: who is there goes on with another one of its name."""
+        """End a job as soon as it is saved once more; ``moved``: its members continue with another one of its name."""
         if run.name in self.closing:
             return []
         self.closing[run.name], run.occupancy.is_closing = Closing(how, moved or not run.members), True
@@ -276,7 +278,7 @@ class Jobs(Generic[Run]):
         return [*self._save_last(run, now), *self.look(now)]
 
     def save_all(self, now: float) -> list[Action]:
-        """Save all jobs once more, for the cluster ends."""
+        """Save all jobs once more, because the cluster ends."""
         return [action for run in self.runs.values() for action in self._save_last(run, now)]
 
     def _save_last(self, run: Run, now: float) -> list[Action]:
@@ -288,7 +290,7 @@ class Jobs(Generic[Run]):
         return bool(self.closing) or any(self.saver.saves_last(name) for name in self.runs)
 
     def look(self, now: float) -> list[Action]:
-        """End jobs that were to be saved before, and are; called after every event while there are any."""
+        """End jobs whose last save is done; called after every event while there are any."""
         actions: list[Action] = []
         for name in [name for name in self.closing if not self.saver.saves_last(name)]:
             run, closing = self.runs[name], self.closing[name]
@@ -298,7 +300,7 @@ class Jobs(Generic[Run]):
         return actions
 
     def park(self, member: MemberInfo, message: Init) -> Action | None:
-        """Let a member wait that came to a job which is being saved before it ends; None: it need not."""
+        """Let a member wait that joined a job which is being saved before it ends; None: it need not."""
         closing, run = self.closing.get(member.job), self.runs[member.job]
         if closing is None or member.incarnation in run.occupancy.training:
             return None
@@ -307,7 +309,7 @@ class Jobs(Generic[Run]):
         return Send(member.peer, Waiting(message.request, text))
 
     def end(self, run: Run, how: str, now: float, *, moved: bool = False) -> list[Action]:
-        """End a job: its members are told, its servers free what they keep of it; ``moved``: another one has begun."""
+        """End a job: inform its members, free its shards; ``moved``: another one has begun."""
         actions = self.saver.ended(run, now)
         closing = self.closing.pop(run.name, None)
         del self.runs[run.name]
@@ -315,7 +317,7 @@ class Jobs(Generic[Run]):
         run.forget()
         trained = run.startup.placement is not None
         if run.startup.ready:
-            self.resumptions.use_up(run.name)  # what was saved has been trained on
+            self.resumptions.use_up(run.name)  # the checkpoint has been trained on
         if trained:
             self.ended.add(run.name, how, run.startup.epoch, now)
             well = run.lost_shard is None and not run.losses
@@ -336,13 +338,13 @@ class Jobs(Generic[Run]):
         return actions
 
     def end_if_over(self, run: Run, now: float) -> list[Action]:
-        """End a job that nobody has come back to, or that has failed and nobody else says so."""
+        """End a job whose members have not come back, or that has failed without another report."""
         if run.expired(now):
             return self.close(run, f"no worker for {self._options.lease:.0f} s", now)
         return self.end(run, str(run.lost_shard), now) if run.has_failed else []
 
     def discard(self, run: Run, now: float) -> list[Action]:
-        """Let servers free the shards of what a job was given up as."""
+        """Free the shards of a job's abandoned epochs."""
         given_up, run.startup.given_up = run.startup.given_up, []
         there = self._membership.members
         copies = [copy for copy in given_up if copy.server.incarnation in there]
@@ -350,13 +352,13 @@ class Jobs(Generic[Run]):
         return [a for copy in copies for a in discard(copy.epoch, copy.server, now, moved=copy.moved)]
 
     def replace(self, run: Run, member: MemberInfo, now: float) -> list[Action]:
-        """A worker begins another job under the name of one that was left alone; the others there move with it."""
+        """A worker begins another job under the name of an idle one; its other members move to it."""
         how = f"left by its workers, and {member.hello.name} began another one"
         return self.close(run, how, now, moved=True)
 
     def _succeed(self, run: Run, closing: Closing, now: float) -> list[Action]:
-        """End a job, and let workers that are there go on with another one of its name."""
-        moved = list(run.workers)  # they keep their ranks: nobody would tell them others
+        """End a job, and let its workers continue with another one of its name."""
+        moved = list(run.workers)  # they keep their ranks, which no message would change
         for worker in moved:
             del run.members[worker.incarnation]
             run.workers.leave(worker)
@@ -378,7 +380,7 @@ class Jobs(Generic[Run]):
             return [member.fail(message.request, error)]
 
     def end_asked(self, peer: Peer, message: EndJob, now: float) -> list[Action]:
-        """Somebody asks for the end of a job, or of all; asked again, because the answer was lost, it ends no other.
+        """A client asks for the end of a job, or of all; repeated, because the answer was lost, it ends no other.
 
         Raises `JobError`: there is no such job.
         """
@@ -400,7 +402,7 @@ class Jobs(Generic[Run]):
         return [*actions, Send(peer, self.ended.answer(peer, message, text))]
 
     def validate(self) -> None:
-        """Assert that each is in order, and each copy of a shard has a number of its own."""
+        """Assert that each is in order, and each copy of a shard has a unique number."""
         for run in self.runs.values():
             run.validate()
         self.touched.validate()
@@ -410,12 +412,11 @@ class Jobs(Generic[Run]):
 
 
 def is_replaceable(run: JobKernel, message: Init, workers: int | None) -> bool:
-    """Whether a worker that wants another job than the one that was left alone may begin its own under that name.
+    """Whether a worker that describes another job than the idle one may begin its own under that name.
 
-    Nobody may be there who looks at what was trained, or has begun to train it again. ``workers``: how many the cluster
-    expects.
+    No member may look at what was trained, or have begun to train it again. ``workers``: how many the cluster expects.
 
-    Raises `PSError`: the job that it wants could not begin.
+    Raises `PSError`: its job could not begin.
     """
     ours = run.startup.job
     unwanted = run.occupancy.is_abandoned and not run.anybody_waits()

@@ -1,8 +1,8 @@
-"""What has changed of what a coordinator keeps in its journal, by key, since that was last written.
+"""The changes of a coordinator's journaled state, by key, since the last write.
 
-A part whose state is kept marks what has changed by itself (`KeptRecord`); what is written is what the parts say of
-themselves when an event is dealt with, before any of its messages leaves. ``docs/durability.md`` says what is kept, and
-what is asked again of those who know it; ``docs/where.md`` what is to be done for something new.
+A part with journaled state marks its changes (`KeptRecord`). The parts' state is written after an event, before any of
+its messages is sent. ``docs/durability.md`` lists what is journaled, and what is requested again from the nodes that
+know it; ``docs/where.md`` says what to do for new state.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from zmqps.errors import PSError, from_wire
 K = TypeVar("K")
 V = TypeVar("V")
 
-#: What the journal holds under one key: maps, lists, texts, bytes and numbers.
+#: The value of one key: maps, lists, texts, bytes and numbers.
 Plain: TypeAlias = Any
-#: Called when something has changed that is kept.
+#: Called when journaled state has changed.
 Changed: TypeAlias = Callable[[], None]
-#: What is kept of a job, beside its data sets.
+#: The journaled keys of a job, besides its data sets.
 OF_A_JOB = ("job", "spec", "start", "copies", "views", "fallback", "recut", "step")
 
 
 def nothing() -> None:
-    """Nobody keeps a journal."""
+    """There is no journal."""
 
 
 def unkept(what: str) -> None:
-    """Nobody keeps it."""
+    """It is not journaled."""
 
 
 class KeptRecord:
-    """A record of which some attributes are kept: to set one of them marks the key that it is kept under.
+    """A record with journaled attributes: setting one marks its key.
 
-    Subclasses have ``changed``, and say in `kept` under which key each attribute is kept.
+    Subclasses have ``changed``, and name in `kept` the key of each journaled attribute.
     """
 
     __slots__ = ()
@@ -51,7 +51,7 @@ class KeptRecord:
 
 
 class KeptDict(dict[K, V]):
-    """A dict that is kept: to set or remove an entry marks its key; `update`, which restores it, does not."""
+    """A journaled dict: setting or removing an entry marks its key; `update`, which restores it, does not."""
 
     def __init__(self, changed: Changed = nothing) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class KeptDict(dict[K, V]):
         self._changed()
 
     def pop(self, key: K, *default: Any) -> Any:
-        """Remove a key, and return what it had."""
+        """Remove a key, and return its value."""
         if key in self:
             self._changed()
         return super().pop(key, *default)
@@ -78,7 +78,7 @@ class KeptDict(dict[K, V]):
 
 
 class KeptSet(set[K]):
-    """A set that is kept: to add a member or take one out marks its key; `update`, which restores it, does not."""
+    """A journaled set: adding or removing a member marks its key; `update`, which restores it, does not."""
 
     def __init__(self, changed: Changed, members: Iterable[K] = ()) -> None:
         super().__init__(members)
@@ -90,17 +90,17 @@ class KeptSet(set[K]):
         self._changed()
 
     def discard(self, member: object) -> None:
-        """Take one out, if it is there."""
+        """Remove a member, if it is there."""
         super().discard(member)
         self._changed()
 
     def remove(self, member: K) -> None:
-        """Take one out that is there."""
+        """Remove an existing member."""
         super().remove(member)
         self._changed()
 
     def clear(self) -> None:
-        """Take all out."""
+        """Remove all."""
         super().clear()
         self._changed()
 
@@ -108,7 +108,7 @@ class KeptSet(set[K]):
 class DirtyKeys:
     """The keys whose records are to be written.
 
-    A key is what it is about, as ``job`` or ``member``, and whose; see `zmqps.core.coordinator.remembered`.
+    A key has a subject, such as ``job`` or ``member``, and an owner; see `zmqps.core.coordinator.remembered`.
     """
 
     def __init__(self, *, kept: bool = False) -> None:
@@ -123,7 +123,7 @@ class DirtyKeys:
         return (lambda: self.add(what, whose)) if self.kept else nothing
 
     def records(self, dump: Callable[[str, str], Plain]) -> list[Action]:
-        """Return what is to be written, and begin anew; ``dump`` says what there is to keep now, None for nothing."""
+        """Return the records to write, and reset; ``dump`` returns the present record, None for none."""
         keys, self.keys = self.keys, {}
         return [Record(key_of(what, whose), dump(what, whose)) for what, whose in keys]
 
@@ -147,7 +147,7 @@ def split_set(whose: str) -> tuple[str, str]:
 
 
 def packed(message: Message) -> bytes:
-    """Return a short message as it travels, to be kept."""
+    """Return a short message in wire form, for the journal."""
     (header,) = encode(message)
     return bytes(header)
 

@@ -1,7 +1,6 @@
-"""The coordinator with all that it does beside training: moves, checkpoints, traces, probes, what users may look at.
+"""The coordinator with everything besides training: moves, checkpoints, traces, probes, views for users.
 
-What extends the kernel is entered here: what is done at its messages, what of it is kept, and what it does after an
-event.
+Extensions of the kernel are registered here: their messages, their journaled state, and their work after an event.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ from zmqps.core.protocol.events import Action, Peer, Returned, Send
 from zmqps.core.protocol.messages.membership import DepartureCause
 from zmqps.core.protocol.security.roles import OPERATOR, WORKER
 
-#: What a view costs, beside the status in it, as if there were so many more members.
+#: The cost of a view, besides the status in it, in additional members.
 WATCHED_AS_MEMBERS = 200
 
 
@@ -84,7 +83,7 @@ class CoordinatorMachine(CoordinatorKernel[JobRun]):
             self.servers, self.runs, self.checkpoints, self.drains, identity.endpoint, options.replicas,
             min(HOLD_S, options.heartbeat_timeout), SILENT_BEATS * options.heartbeat_interval, self.changes.of("scale"),
         )  # fmt: skip
-        self._moves = self.wheel.timer("what moves", self._move_due)  # after every event it goes on
+        self._moves = self.wheel.timer("what moves", self._move_due)  # it continues after every event
         self.probes = Probes(self.membership.members, self.wheel)
         self.traces = Traces(identity, self.membership.members, self.runs, self.wheel)
         self._inquiries = Inquiries()
@@ -110,7 +109,7 @@ class CoordinatorMachine(CoordinatorKernel[JobRun]):
             m.Note: self.notes.take,
         })  # fmt: skip
 
-    # --- what is kept ----------------------------------------------------------------------------
+    # --- journaled state -------------------------------------------------------------------------
 
     def _restore(self, now: float) -> None:
         restore(self, self._kept, now)
@@ -122,7 +121,7 @@ class CoordinatorMachine(CoordinatorKernel[JobRun]):
     # --- after an event --------------------------------------------------------------------------
 
     def _move(self, now: float) -> list[Action]:
-        """Go on with what is to move from one server to another, or to be cut; any job may be."""
+        """Continue moves between servers, and divisions; of any job."""
         if not (self.drains.going or self.touched.moving or self.scales.scaling is not None):
             if self._moves.due is not None:
                 self._moves.touch()
@@ -138,7 +137,7 @@ class CoordinatorMachine(CoordinatorKernel[JobRun]):
         return actions
 
     def _move_due(self) -> float | None:
-        """Return when what moves is to be looked at, at the latest."""
+        """Return when moves must be checked, at the latest."""
         dues = (self.drains.next_deadline(), self.scales.next_deadline())
         return min([due for due in dues if due is not None], default=None)
 
@@ -171,18 +170,18 @@ class CoordinatorMachine(CoordinatorKernel[JobRun]):
         reported.counters, reported.nbytes = packed(counters)
         reported.by_epoch = by_epoch(counters) if member.role == "server" else {}
         pushes = counters.get("pushes")
-        if type(pushes) is int:  # it is not said over a connection that is new
+        if type(pushes) is int:  # it is missing over a new connection
             reported.num_pushes = pushes
         reported.memory_nbytes = memory if type(memory := counters.get("memory_nbytes")) is int else 0
         doing = counters.get("doing", reported.doing)
         reported.doing = doing[:MAX_COUNTER_NAME_CHARS] if type(doing) is str else ""
         actions, run = super().heartbeat(member, message, now), self.runs.get(member.job)
         self.watching.heartbeat(member, counters, run, now)
-        # what it has done since may make a checkpoint due; who was silent may be why copies too many are there
+        # its work since may make a checkpoint due; its silence may be why there are superfluous copies
         return [*actions, *self.checkpoints.look([run] if run else [], now, first=True), *self._tidied(now)]
 
     def _tidied(self, now: float) -> list[Action]:
-        """Give up copies too many, where there are any."""
+        """Drop superfluous copies, if there are any."""
         actions: list[Action] = []
         for name in sorted(self.touched.spare - self.touched.moving):
             self.touched.add(name)
@@ -213,11 +212,11 @@ class CoordinatorMachine(CoordinatorKernel[JobRun]):
             return []
         return self.checkpoints.holds(member, message, now)
 
-    # --- what operators ask for, and workers -------------------------------------------------------
+    # --- requests of operators, and of workers -----------------------------------------------------
 
     def _drain(self, peer: Peer, message: m.Drain, now: float) -> list[Action] | None:
-        """An operator lets a server go; None: a server says it of itself."""
-        self.touched.add_all()  # what moves may be of any job
+        """An operator drains a server; None: a server drains itself."""
+        self.touched.add_all()  # any job may have to move
         if not message.server:
             return None
         answer, actions = self.drains.ask(None, message, now)
@@ -225,17 +224,17 @@ class CoordinatorMachine(CoordinatorKernel[JobRun]):
 
     def _drain_own(self, member: MemberInfo, message: m.Drain, now: float) -> list[Action]:
         if self.cluster_end.asked is not None:
-            return []  # it stays until what it has is saved, and is told then
+            return []  # it stays until its shards are saved, and is informed then
         return self.drains.ask_own(member, message, now)
 
     def _scale(self, peer: Peer, message: m.Scale, now: float) -> list[Action]:
-        """An operator lets jobs lie on another number of servers."""
+        """An operator places jobs on another number of servers."""
         self.touched.add_all()
         answer, actions = self.scales.ask(message, now)
         return [*actions, Send(peer, answer)]
 
     def _save(self, peer: Peer, message: m.Checkpoint, now: float) -> list[Action] | None:
-        """An operator asks for a checkpoint of a job; None: a worker asks for one of its own."""
+        """An operator requests a checkpoint of a job; None: a worker requests one of its own."""
         if not message.job:
             return None
         wish = Wish(job=message.job, consistent=bool(message.consistent), state=message.state, by=OPERATOR)
@@ -247,21 +246,21 @@ class CoordinatorMachine(CoordinatorKernel[JobRun]):
         wish.askers[member.incarnation, message.request] = member.peer
         return self.checkpoints.ask(wish, now)
 
-    # --- what others may look at -------------------------------------------------------------------
+    # --- for other code to read --------------------------------------------------------------------
 
     def waiting(self) -> list[str]:
         texts = waiting(self.servers.staying, self.servers.wanted, self.runs)
         return [*texts, *self.drains.texts(), *self.scales.texts()]
 
     def _tell_status(self, peer: Peer, message: m.StatusRequest | m.Watch, now: float) -> list[Action]:
-        """Somebody asks for the status, or for all that there is to see."""
+        """A client asks for the status, or for everything."""
         is_view = isinstance(message, m.Watch)
         self._inquiries.check(len(self.membership.members) + is_view * WATCHED_AS_MEMBERS, now)
         told = self.view(message, now) if isinstance(message, m.Watch) else self.status(now)
         return [Send(peer, m.Status(message.request, told))]
 
     def status(self, now: float) -> dict[str, Any]:
-        """Return the coordinator's view of the cluster: what ``zmqps status --json`` prints."""
+        """Return the coordinator's view of the cluster: the output of ``zmqps status --json``."""
         servers, ending, left_out = self.servers, self.cluster_end.asked, list[str]()
         members = [member for run in self.runs.values() for roster in (run.workers, run.observers) for member in roster]
         jobs = {
@@ -290,5 +289,5 @@ class CoordinatorMachine(CoordinatorKernel[JobRun]):
         }
 
     def view(self, asked: m.Watch, now: float) -> dict[str, Any]:
-        """Return what there is to see for those who watch."""
+        """Return the view for watchers."""
         return self.watching.view(asked, self.status(now), self.runs, now)

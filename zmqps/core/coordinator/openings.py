@@ -1,4 +1,4 @@
-"""Large messages of clients: decoded and read aside, one at a time, while the coordinator goes on with all others."""
+"""Large messages of clients: decoded and read in the background, one at a time."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from zmqps.errors import ProtocolError, PSError
 if TYPE_CHECKING:
     from zmqps.core.coordinator.kernel.run import JobKernel
 
-#: So many wait; who asks while there are more, asks again by itself. Each has no more bytes than an `Init`.
+#: The most that wait; further senders repeat their message by themselves. None has more bytes than an `Init`.
 MAX_WAITING = 16
-#: Reading takes so much of the time at most: the next one waits, after each, for so many times as long as that took.
+#: Reading takes at most a share of the time: after each one the next waits this many times as long as it took.
 SHARE = 3.0
-#: And for so long at least, so that the thread that has read is at rest.
+#: And at least this long, so that the reading thread is idle again.
 LEAST_S = 0.05
-#: Whose large messages of which kinds are opened aside, and which at once, for they come from nodes of the cluster.
-#: Nobody else has any reason to send one, and none of theirs takes a place that a worker may need.
+#: Which roles' large messages are opened in the background, and which at once, because they come from nodes of the
+#: cluster. No other role has a reason to send one, and nodes must not take places that workers may need.
 ASIDE: dict[str, tuple[type[Message], ...]] = {"worker": (Init, Checkpoint)}
 AT_ONCE: dict[str, tuple[type[Message], ...]] = {"server": (Heartbeat, Error, Saved)}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Opening:
-    """Tag of a message that is opened aside."""
+    """Tag of a message that is opened in the background."""
 
     event: Received
     large: Large
@@ -48,15 +48,15 @@ class Openings:
         self._runs = runs
         self._membership = membership
         self._waiting: OrderedDict[tuple[Peer, type[Message]], Opening] = OrderedDict()
-        self._began_at: float | None = None  # when the first of them was begun with; None: it was not
+        self._began_at: float | None = None  # when the first of them was started; None: it was not
         self._not_before = -math.inf
 
     def take(self, event: Received, large: Large, member: MemberInfo | None, now: float) -> Message | list[Action]:
-        """Return a message that is known, or from a node of the cluster; others are opened when their turn has come.
+        """Return a decoded message, or one of a node of the cluster; others are opened in their turn.
 
-        One of a kind of each sender is opened at a time; who asks while there are too many asks again.
+        One of a kind of each sender is opened at a time; if there are too many the sender repeats it.
 
-        Raises `ProtocolError`: nobody of that role says anything as large.
+        Raises `ProtocolError`: no message of this role is as large.
         """
         role = "" if member is None else member.role
         if large.cls in AT_ONCE.get(role, ()):
@@ -88,7 +88,7 @@ class Openings:
         return self._not_before if self._waiting and self._began_at is None else None
 
     def on_deadline(self, now: float) -> list[Action]:
-        """Begin with the next one of a member that is still here, if it is time."""
+        """Start the next one of a member that is still here, if it is time."""
         if self._began_at is not None or now < self._not_before:
             return []
         while self._waiting and self._membership.find(next(iter(self._waiting))[0]) is None:
@@ -100,13 +100,13 @@ class Openings:
         return [Run(first, partial(opened, first.large, *against), first.large.nbytes)]
 
     def again(self, opening: Opening, message: Message, member: MemberInfo | None, now: float) -> list[Action] | None:
-        """Compare the job that a message describes with another one than before, if there is another now; None: not."""
+        """Compare a described job with another one than before, if there is another now; None: there is not."""
         if not isinstance(message, Init) or not isinstance(message.job, Described):
             return None
         return None if message.job.rival is self._against(member)[0] else self._ask(opening.event, opening.large, now)
 
     def _against(self, member: MemberInfo | None) -> tuple[Rival, str, str]:
-        """Return what a job that a member describes is compared with, whose that is, and its name."""
+        """Return what a described job is compared with, its owner, and its name."""
         run = None if member is None else self._runs.get(member.job)
         return (None, "", "") if run is None else (run.startup.rival, run.startup.owner, run.name)
 
@@ -116,13 +116,13 @@ class Openings:
 
 
 def opened(large: Large, rival: Rival, owner: str, name: str) -> Message | PSError:
-    """Return a message with what is described in it read, or why that cannot be; runs in another thread."""
+    """Return a message with its description read, or the error; runs in another thread."""
     try:
         message = large.opened()
         if isinstance(message, Init) and message.job:
             return Init(message.request, Described.of(message.job, rival, owner, name))
     except PSError as error:
-        # what was decoded is freed here: it hangs on the error, and takes long
+        # the decoded objects are freed here: the error refers to them, and it takes long
         error.__traceback__ = error.__context__ = error.__cause__ = None
         return error
     return message

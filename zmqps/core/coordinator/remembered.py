@@ -1,30 +1,30 @@
-"""What of a coordinator's state is kept in its journal, key by key, and how it becomes a state again.
+"""A coordinator's journaled state, key by key, and how it is restored.
 
 ==================  ====================================================================================
-key                 what is kept
+key                 journaled state
 ==================  ====================================================================================
 ``cluster``         the next epoch, and how the cluster is ending
-``member/WHO``      what a member has said in its `Hello`; a server's rank
-``answers/WHO``     the answers that it may ask for again
-``noted/WHO``       how much of what its script logs is here
+``member/WHO``      the facts in a member's `Hello`; a server's rank
+``answers/WHO``     the answers that it may request again
+``noted/WHO``       how much of what its script logs has arrived
 ``barred/WHO``      why an incarnation may not come back
-``job/NAME``        who is there for a job, with ranks; who counts, was lost, has begun
-``spec/NAME``       what is trained, and where it lies
-``start/NAME``      how far its start is, and who was told where servers are
-``copies/NAME``     which server has which copy of which shard, promotions under way, and what is missing since when
-``views/NAME``      what has changed about where shards are, and who does not follow it yet
-``fallback/NAME``   checkpoints to go back to, shards that do, and who does not know yet that they have
-``step/NAME``       the step, commits that are not confirmed, clocks; what counted of whom
-``data/NAME/SET``   which ranges of a data set are done, and who has which
+``job/NAME``        a job's members, with ranks; which count, were lost, have begun
+``spec/NAME``       what is trained, and its placement
+``start/NAME``      the progress of its start, and which members know the servers
+``copies/NAME``     which server has which copy of which shard, promotions in progress, and what is missing since when
+``views/NAME``      changes of the placement, and which members do not follow them yet
+``fallback/NAME``   checkpoints to go back to, shards that do, and which members do not know it yet
+``step/NAME``       the step, unconfirmed commits, clocks; which gradients of whom counted
+``data/NAME/SET``   which ranges of a data set are done, and which worker has which
 ``ended/NAME``      how a job has ended
-``erase/WHO``       what a server is to forget, and has not confirmed
-``recut/NAME``      shards that are cut anew, and who does not go by them yet
-``drains``          which servers are to go, and how many there are to be
-``scale``           how many servers jobs are to lie on, and who wants to know
+``erase/WHO``       what a server must erase, and has not confirmed
+``recut/NAME``      shards that are divided again, and which members do not use them yet
+``drains``          which servers are draining, and the remaining number
+``scale``           the requested number of servers for jobs, and which clients wait for it
 ==================  ====================================================================================
 
-What waits for an answer is not kept: who waits asks again. ``WHO`` is an incarnation in hex; a name of a job has no
-slash that could be taken for the one before a data set's, for its length goes before it.
+Requests waiting for an answer are not journaled: they are repeated. ``WHO`` is an incarnation in hex. The name of a job
+is preceded by its length, so that its slashes cannot be confused with the one before a data set's.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from zmqps.core.coordinator.saving.checkpoints import Checkpoints
 
 
 class JournalHost(Protocol):
-    """What is needed of the machine."""
+    """What is required of the machine."""
 
     membership: Membership
     servers: Fleet
@@ -72,12 +72,12 @@ class JournalHost(Protocol):
 
 
 def dump(machine: JournalHost, what: str, whose: str) -> Plain:
-    """Return what there is to keep under a key now; None for nothing."""
+    """Return the present record of a key; None for none."""
     return _DUMPS[what](machine, whose)
 
 
 def dump_all(machine: JournalHost) -> dict[tuple[str, str], Plain]:
-    """Return all that there is to keep; tests compare it with what was written."""
+    """Return all present records; tests compare them with what was written."""
     members = [who.hex() for who in machine.membership.members]
     keys = [("cluster", ""), ("drains", ""), ("scale", "")]
     keys += [(what, who) for who in members for what in ("member", "answers", "noted", "erase")]
@@ -91,7 +91,7 @@ def dump_all(machine: JournalHost) -> dict[tuple[str, str], Plain]:
 
 
 def restore(machine: JournalHost, kept: Mapping[str, Plain], now: float) -> None:
-    """Be what was kept: nobody is here yet, and all who were have time to come back."""
+    """Restore the journaled state: no member is connected yet, and all have time to come back."""
     records: dict[str, dict[str, Any]] = defaultdict(dict)
     for key, data in kept.items():
         what, whose = split_key(key)
@@ -129,7 +129,7 @@ def _restore_cluster(machine: JournalHost, kept: Plain, now: float) -> None:
         machine.jobs.resumptions.used.update(dict.fromkeys(begun))
         machine.cluster_end.restore(ending, now)
     machine.lives += 1
-    machine.checkpoints.numbers = count(machine.lives << 32)  # servers may have some of a life before in hand
+    machine.checkpoints.numbers = count(machine.lives << 32)  # servers may have some of an earlier life in hand
     machine.changes.add("cluster")
     machine.cluster_end.note_idle(now)
 
@@ -167,7 +167,7 @@ def _dump_job(run: JobRun) -> Plain:
 
 
 def _restore_job(run: JobRun, kept: Plain, everybody: Mapping[bytes, MemberInfo], now: float) -> None:
-    run.data.resume(())  # what of a checkpoint nobody has named yet is kept by itself
+    run.data.resume(())  # parts of a checkpoint that no member has named yet are restored separately
     rosters, places, occupancy, failed, rates = kept
     for roster, held in zip((run.workers, run.observers), rosters, strict=True):
         roster.restore(held, everybody)

@@ -1,4 +1,4 @@
-"""One job with all that can be done for it: copies that take over or move, checkpoints to go back to, data ranges."""
+"""One job with all extensions: copies that take over or move, checkpoints to go back to, data ranges."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from zmqps.errors import ConfigurationError, PSError
 
 
 class JobRun(JobKernel):
-    """What the coordinator knows of one job."""
+    """The coordinator's state of one job."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class JobRun(JobKernel):
         }
 
     def saved(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps of it beside the shards, as plain data."""
+        """Return its part of a checkpoint besides the shards, as plain data."""
         saved = {"data": self.data.saved(), "run": {"rates": list(self.rates.latest)}}
         return {"name": self.name, **self.startup.described(), **saved}
 
@@ -117,11 +117,11 @@ class JobRun(JobKernel):
         return self.fallback.makes_moot(member)
 
     def take(self, member: MemberInfo, message: m.Take, now: float) -> list[Action]:
-        """A worker asks for a range of a data set."""
+        """A worker requests a range of a data set."""
         if self.startup.job is not None and self.startup.job.deterministic:
             raise ConfigurationError("who takes which range depends on who asks first: use zmqps.data.split")
         if member.incarnation not in self.attendance.here:
-            DataSpec.of(message)  # a spare is refused at once, too
+            DataSpec.of(message)  # a spare's bad request is refused at once, too
             brief = replace(message, shuffle=tuple(message.shuffle[:1]), done=tuple(message.done[:3]))
             if (kept := self.places.keep(member, brief)) is not None:
                 return kept
@@ -132,7 +132,7 @@ class JobRun(JobKernel):
         return super().withdraw(member, message, now)
 
     def followed(self, member: MemberInfo, message: m.Followed, now: float) -> list[Action]:
-        """A member goes by a change of where shards are."""
+        """A member follows a change of the placement."""
         change = self.replication.views.followed(member, message)
         if change is None:
             return []
@@ -140,7 +140,7 @@ class JobRun(JobKernel):
             return self.replication.followed(member, change)
         if change.kind is ChangeKind.REWOUND:
             return self.fallback.followed(change, now)
-        return self.replication.views.again(member)  # what has changed since the shards were cut anew
+        return self.replication.views.again(member)  # changes since the shards were divided again
 
     # --- servers -------------------------------------------------------------------------------
 
@@ -153,18 +153,18 @@ class JobRun(JobKernel):
         actions = super().progress(copy, loaded, now)
         if self.startup.ready:
             self.replication.shortages.begin(now)
-            actions += self.replication.fill(self._servers, now)  # on spares that are there already
+            actions += self.replication.fill(self._servers, now)  # on existing spares
         return actions
 
     def move(self, now: float, *, may_cut: bool) -> list[Action]:
-        """Go on with what moves from servers that are to go; ``may_cut``: shards may have other leaders now."""
+        """Continue moves from draining servers; ``may_cut``: shards may get other leaders now."""
         whole = self.startup.ready and self.lost_shard is None
         return self.replication.move(list(self._servers), now, may_cut=may_cut) if whole else []
 
     def leads(self, message: m.Leading, now: float) -> list[Action]:
         """A backup has become the leader of its shard, or a leader has new backups."""
         copy, is_behind = self.startup.copies.by_epoch.get(message.epoch), self.steps.lacks(message.step - 1)
-        if copy is None:  # it is to be part of a cut
+        if copy is None:  # it belongs to a new division
             return []
         actions = self.replication.leads(copy, message, now)
         if actions is None:
@@ -174,14 +174,14 @@ class JobRun(JobKernel):
         return [*actions, *self._look_for_torn(now), *self.move_on(now)]
 
     def yielded(self, message: m.Yielded, now: float) -> list[Action]:
-        """A leader has given up its place, or cannot just now."""
+        """A leader has given up its leadership, or cannot at the moment."""
         if (copy := self.startup.copies.by_epoch.get(message.epoch)) is None:
             return []
         actions = self.replication.recuts.yielded(copy, message, now)
         return self.replication.handovers.yielded(copy, message, now) if actions is None else actions
 
     def _look_for_torn(self, now: float) -> list[Action]:
-        """See whether a step can never be completed on one shard."""
+        """Check whether a step can never be completed on one shard."""
         shard = self.steps.commits.torn
         return [] if shard is None else self._fall_back([], torn(shard), now)
 
@@ -195,7 +195,7 @@ class JobRun(JobKernel):
         return [*actions, *(self._fall_back([copy], error, now) if lost and copy is not None else [])]
 
     def _lose_copies(self, server: MemberInfo, error: PSError, now: float) -> list[Action]:
-        """Backups take over, where there are."""
+        """Backups take over, if there are any."""
         actions, lost = self.replication.lose(server, error, now)
         actions += self.replication.fill([other for other in self._servers if other is not server], now)
         return [*actions, *(self._fall_back(lost, error, now) if lost else [])]
@@ -210,7 +210,7 @@ class JobRun(JobKernel):
         return super()._fall_back(lost, error, now) if actions is None else actions
 
     def _rewind(self, saved: Resumption) -> list[Action]:
-        """All shards are as they were in a checkpoint: so are the data sets, and what was answered since is moot."""
+        """All shards are in a checkpoint's state: so are the data sets, and later answers are obsolete."""
         for member in self.members.values():
             member.answers.go_back()
         self.spares.go_back()
@@ -243,7 +243,7 @@ class JobRun(JobKernel):
     def again(self, server: MemberInfo) -> list[Action]:
         return [*self.fallback.again(server), *self.replication.again(server), *super().again(server)]
 
-    # --- what others may look at ---------------------------------------------------------------
+    # --- for other code to read ----------------------------------------------------------------
 
     def _waiters(self) -> Iterator[Waiter]:
         yield from super()._waiters()

@@ -1,4 +1,4 @@
-"""Pulls that wait for a version: bounded in bytes, for each client and in all, and found by what they wait for."""
+"""Pulls that wait for a version: bounded in bytes, per client and in total, and indexed by what they wait for."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import NamedTuple
 from zmqps.core.server.parts import AnyPull, Awaited
 from zmqps.errors import LimitError
 
-#: Of one client. A pull of all that 200,000 parameters have in one shard, by ranges, is half of it.
+#: Of one client. A pull of one shard's part of 200,000 parameters, by ranges, is half of it.
 MAX_PARKED_NBYTES = 32 << 20
 #: Of all clients and jobs of a server.
 MAX_ALL_PARKED_NBYTES = 128 << 20
-#: Pulls of one client, however small: what many small ones have taken the interpreter may not give back.
+#: Pulls of one client, however small: the interpreter may not return the memory of many small ones.
 MAX_PARKED = 4096
 
 
-#: What pulls of a worker wait for whose pushes are not answered before its backups have confirmed them: a record of
-#: the shard's stream, for answers to one worker come in the order of its requests.
+#: What a worker's pulls wait for if its pushes are answered only after its backups have confirmed them: a record of the
+#: shard's stream, because answers to one worker keep the order of its requests.
 CONFIRMED = -2
 
 
 class DeferredPull(NamedTuple):
-    """A pull that waits, and for what."""
+    """A waiting pull, and what it waits for."""
 
     pull: AnyPull
     nbytes: int
@@ -31,18 +31,18 @@ class DeferredPull(NamedTuple):
 
 
 class DeferredPulls:
-    """The pulls of a job that wait.
+    """The waiting pulls of a job.
 
-    No time ends the wait: the worker withdraws its pull at its own deadline (`Withdraw`), and so does its end.
+    The wait has no timeout: the worker withdraws its pull at its own deadline (`Withdraw`), or by its end.
 
-    A pull waits for one slice that lacks its version, until that has it; then perhaps for another one. One of exactly
-    a version waits for whatever happens to its slices. So an update looks only at those that wait for what it has just
-    made, however many others wait for something else.
+    A pull waits for one slice that lacks its version, until that has it; then perhaps for another one. A pull of
+    exactly a version waits for any change of its slices. So an update checks only the pulls that wait for its result,
+    however many others wait for something else.
     """
 
     def __init__(self) -> None:
         self.nbytes = 0
-        #: Whose requests wait, by what they wait for; empty when nobody waits.
+        #: The waiting requests, by what they wait for; empty if there are none.
         self.awaited: dict[Awaited, dict[tuple[bytes, int], None]] = {}
         self._of: dict[bytes, dict[int, DeferredPull]] = {}  # by incarnation and request
         self._nbytes_of: dict[bytes, int] = {}
@@ -51,11 +51,11 @@ class DeferredPulls:
         return sum(map(len, self._of.values()))
 
     def __iter__(self) -> Iterator[tuple[bytes, int]]:
-        """Yield whose pulls wait, and their requests."""
+        """Yield the clients of waiting pulls, and their requests."""
         return ((who, request) for who, held in self._of.items() for request in held)
 
     def check_room(self, who: bytes, nbytes: int) -> None:
-        """Raise `LimitError` if a client may not have one more of so many bytes that waits."""
+        """Raise `LimitError` if a client may not have one more waiting pull of this many bytes."""
         number = len(self._of.get(who, ())) + 1
         if number > MAX_PARKED:
             raise LimitError(what="number of a worker's waiting pulls", got=number, limit=MAX_PARKED)
@@ -64,11 +64,11 @@ class DeferredPulls:
             raise LimitError(what="bytes of a worker's waiting pulls", got=in_all, limit=MAX_PARKED_NBYTES)
 
     def oldest_s(self, now: float) -> float:
-        """Return for how long the pull has waited that has waited longest; a client's come in their order."""
+        """Return how long the longest waiting pull has waited; those of a client are in order of arrival."""
         return max([now - next(iter(held.values())).at for held in self._of.values()], default=0.0)
 
     def add(self, who: bytes, pull: AnyPull, nbytes: int, awaits: Sequence[Awaited], now: float = 0.0) -> None:
-        """A pull of so many bytes waits for any of these; none of this client's with its request waits already."""
+        """A pull of this many bytes waits for any of these; this client has no other with its request."""
         held = DeferredPull(pull, nbytes, awaits, now)
         self._of.setdefault(who, {})[pull.request] = held
         self._count(who, held.nbytes)
@@ -76,7 +76,7 @@ class DeferredPulls:
             self.awaited.setdefault(awaited, {})[who, pull.request] = None
 
     def due(self, awaited: Awaited) -> list[tuple[bytes, AnyPull]]:
-        """Return the pulls that waited for this, which has come: they wait no more."""
+        """Remove and return the pulls that waited for this."""
         waited = self.awaited.get(awaited)
         if waited is None:
             return []
@@ -86,7 +86,7 @@ class DeferredPulls:
         return found
 
     def remove(self, who: bytes, request: int) -> None:
-        """A pull waits no more, if it did."""
+        """Remove a pull, if it is there."""
         of = self._of.get(who)
         if of is None or request not in of:
             return
@@ -101,16 +101,16 @@ class DeferredPulls:
                 del self.awaited[awaited]
 
     def drop(self, who: bytes) -> None:
-        """A client waits for nothing any more."""
+        """Remove all pulls of a client."""
         for request in list(self._of.get(who, ())):
             self.remove(who, request)
 
     def nbytes_for(self, who: bytes) -> int:
-        """Return how much the pulls of a client take."""
+        """Return the bytes of a client's pulls."""
         return self._nbytes_of.get(who, 0)
 
     def heaviest(self) -> tuple[int, bytes]:
-        """Return the client whose pulls take most, behind how much that is."""
+        """Return the client with the most bytes, after that number."""
         return max(((nbytes, who) for who, nbytes in self._nbytes_of.items()), default=(0, b""))
 
     def newest(self, who: bytes) -> int:
@@ -126,7 +126,7 @@ class DeferredPulls:
             del self._nbytes_of[who]
 
     def validate(self, clients: Iterable[bytes]) -> None:
-        """Assert the bounds, that both directions agree, and that all are of clients that are here."""
+        """Assert the bounds, that both directions agree, and that all clients are here."""
         if not (self._of or self.awaited or self._nbytes_of or self.nbytes):
             return
         held = {(who, request): held for who, of in self._of.items() for request, held in of.items()}
@@ -140,6 +140,6 @@ class DeferredPulls:
 
 
 def nbytes_of(pull: AnyPull) -> int:
-    """Return about how much memory a pull takes while it waits."""
+    """Return the approximate memory of a waiting pull."""
     ids = sum([memoryview(buffer).nbytes for buffer in getattr(pull, "payload", ())])
     return 1024 + ids + sum([512 + 40 * len(ranges) for _, _, ranges in pull.parts])

@@ -1,9 +1,8 @@
 """Which workers may proceed when: one policy per file, chosen by the job's ``staleness``.
 
-A worker that has completed a step *arrives*; the policy says when it may *proceed* to its next
-read, and, in the synchronous mode, when a step is committed and by whose gradients. Policies know
-workers by incarnation and never count messages. They know no sockets and no shards: the
-coordinator carries their decisions out.
+A worker that has completed a step *arrives*; the policy says when it may *proceed* to its next read, and, in
+synchronous mode, when a step is committed and with whose gradients. Policies know workers by incarnation and never
+count messages. They know no sockets and no shards: the coordinator carries their decisions out.
 """
 
 from __future__ import annotations

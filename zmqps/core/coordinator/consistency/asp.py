@@ -1,4 +1,4 @@
-"""Asynchronous: nobody waits for anybody."""
+"""Asynchronous: no worker waits for another."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from zmqps.core.coordinator.consistency.base import Decision, Grant, Policy
 
 
 class Asynchronous(Policy):
-    """Every worker goes on at once; ``staleness=None``.
+    """Every worker proceeds at once; ``staleness=None``.
 
     Updates are applied on arrival, so a worker that arrives has nothing to wait for (Dean et al., Large Scale
-    Distributed Deep Networks, 2012). Our workers send no `Arrive` in this mode; one of another make may.
+    Distributed Deep Networks, 2012). Our workers send no `Arrive` in this mode; other implementations may.
     """
 
     mode = "async"
@@ -34,7 +34,7 @@ class Asynchronous(Policy):
         """A worker waits for something else."""
 
     def leave(self, worker: bytes) -> None:
-        """A worker trains no more."""
+        """A worker has stopped training."""
 
     def arrive(
         self, worker: bytes, step: int, attempts: tuple[int, ...], now: float, examples: int = 1, *,
@@ -51,8 +51,8 @@ class Asynchronous(Policy):
         return []
 
     def restore(self, kept: Sequence[Any], now: float) -> None:
-        """There was nothing to keep."""
+        """There is nothing to restore."""
 
     def validate(self) -> None:
-        """Nothing is kept between events."""
+        """There is no state between events."""
         assert not self._arrived

@@ -1,4 +1,4 @@
-"""Synchronous: a step is the mean of its contributors' gradients, applied once, for everybody."""
+"""Synchronous: a step is the mean of its contributors' gradients, applied once, for all."""
 
 from __future__ import annotations
 
@@ -12,46 +12,46 @@ from zmqps.core.coordinator.consistency.base import Arrival, Commitment, Decisio
 from zmqps.core.job.spec import MAX_COUNT
 from zmqps.errors import counted
 
-#: Below this a step is never called late: scheduling noise alone takes so long.
+#: A step is never called late below this: scheduling noise alone takes that long.
 FLOOR_S = 1.0
-#: Steps seen before the rule is trusted; until then nobody is late.
+#: Steps seen before the rule is used; until then no worker is late.
 WARM_UP = 5
 
 
 class Presence(StrEnum):
-    """Whether a worker is awaited: it trains; it waits for something else; it has gone, and its gradients have not."""
+    """Whether a worker is awaited: it trains; it waits for something else; it has departed and left gradients."""
 
     TRAINS, PAUSED, GONE = "trains", "paused", "gone"
 
 
 @dataclass(slots=True)
 class StepWorker:
-    """A worker, as far as the open step is concerned."""
+    """A worker's state in the open step."""
 
     presence: Presence = Presence.GONE
-    waits: bool = False  # for the answer to what it has brought
-    arrival: Arrival | None = None  # None: it has brought nothing
+    waits: bool = False  # for the answer to its arrival
+    arrival: Arrival | None = None  # None: it has contributed nothing
 
 
 @dataclass(slots=True, kw_only=True)
 class OpenStep:
-    """What workers have brought to the step that is not complete, counted: an arrival costs the same among many."""
+    """Counts of the contributions to the incomplete step: an arrival costs the same with many workers."""
 
-    num_absent: int  # workers that train and have brought nothing
+    num_absent: int  # workers that train and have not contributed
     num_arrived: int = 0
     num_waiting: int = 0
     num_gradients: int = 0
-    ready: dict[bytes, None] = field(default_factory=dict)  # who trains and waits, the one that does longest first
+    ready: dict[bytes, None] = field(default_factory=dict)  # training workers that wait, the longest waiting first
     first_at: float | None = None  # when the first one arrived
-    patient_from: float = 0.0  # when those who wait began to, as far as the deadline is concerned
+    patient_from: float = 0.0  # when the present waits began, for the deadline
 
 
 class ArrivalClock:
-    """Smooths how long after the first arrival of a step the last one comes.
+    """Smooths the time between the first and the last arrival of a step.
 
-    The rule is TCP's retransmission timer (Jacobson, Congestion Avoidance and Control, 1988): with
-    smoothed mean m and mean deviation d of that spread, a straggler is late after m + 4 d, doubled
-    by each step that ended by the deadline, and never sooner than `FLOOR_S`.
+    The rule is TCP's retransmission timer (Jacobson, Congestion Avoidance and Control, 1988): with smoothed mean m and
+    mean deviation d of that spread, a straggler is late after m + 4 d, doubled by each step that ended by the deadline,
+    and never sooner than `FLOOR_S`.
     """
 
     def __init__(self) -> None:
@@ -76,31 +76,30 @@ class ArrivalClock:
 
     @property
     def patience(self) -> float | None:
-        """Seconds after the first arrival when the rest is late; None while too little was seen."""
+        """Seconds after the first arrival when the others are late; None while too little was seen."""
         if self.seen < WARM_UP:
             return None
         return max(FLOOR_S, (self.mean + 4 * self.deviation) * self._backoff)
 
 
 class Synchronous(Policy):
-    """A barrier a step; ``staleness=0``.
+    """A barrier per step; ``staleness=0``.
 
-    Step t is complete when the quorum has arrived: all live workers, or ``aggregate`` gradients
-    (the first complete ones count, the rest are dropped, counted, and their workers told).
-    With more ``aggregate`` than workers, a worker that arrives goes on in the same step while more
-    gradients are needed than are on their way (Chen et al., Revisiting Distributed Synchronous SGD,
-    2016).
+    Step t is complete when the quorum has arrived: all live workers, or ``aggregate`` gradients (the first complete
+    ones count, the others are dropped, counted, and their workers informed). With more ``aggregate`` than workers, a
+    worker that arrives continues in the same step while more gradients are needed than are in flight (Chen et al.,
+    Revisiting Distributed Synchronous SGD, 2016).
 
-    What a worker has brought completely counts even if it dies before the step is complete; what
-    it has brought in part never does. One that skips a step brings no gradient, and is not awaited. With
-    ``aggregate`` it is asked for another one while too few are on their way.
+    A complete contribution counts even if its worker dies before the step is complete; a partial one never does. A
+    worker that skips a step contributes no gradient, and is not awaited. With ``aggregate`` it is asked for another one
+    while too few are in flight.
 
-    One that arrives with ``leaves_out`` makes nobody's gradient of the step count, once that is complete; a step that
-    is committed by then is not undone.
+    If one arrives with ``leaves_out``, no gradient of the step counts once it is complete; a step that is committed by
+    then is not undone.
 
     ``aggregate`` is how many gradients make a step; None: one of every live worker. ``on_straggler`` says what happens
-    when the step's deadline (`ArrivalClock`) passes: ``wait`` on, ``continue`` without those who are late, or ``fail``
-    those who wait.
+    at the step's deadline (`ArrivalClock`): ``wait`` longer, ``continue`` without the late workers, or ``fail`` the
+    waits.
     """
 
     mode = "sync"
@@ -112,7 +111,7 @@ class Synchronous(Policy):
         self.pending = False
         self.lateness = ArrivalClock()
         self.dropped = 0
-        self._left_out: int | None = None  # the last step of which nobody's gradient was applied
+        self._left_out: int | None = None  # the last step whose gradients were left out
         self._workers: dict[bytes, StepWorker] = {}
         self._num_live = 0
         self._open = OpenStep(num_absent=0)
@@ -122,7 +121,7 @@ class Synchronous(Policy):
         self.clock = clock
 
     def go_back(self, clock: int) -> None:
-        """The next step is this one, and nobody has brought anything to it."""
+        """The next step is this one, without any contribution."""
         self.clock, self._left_out, self.pending = clock, None, False
         self._late.clear()
         self._begin_step()
@@ -139,11 +138,11 @@ class Synchronous(Policy):
         return self.clock
 
     def pause(self, worker: bytes) -> None:
-        """A worker brings nothing for a while; what it has brought stays, and its answer is still due."""
+        """A worker contributes nothing for a while; its contribution stays, and its answer is still due."""
         self._withdraw(worker, Presence.PAUSED)
 
     def leave(self, worker: bytes) -> None:
-        """A worker trains no more; its complete gradients stay in the step."""
+        """A worker has stopped training; its complete gradients stay in the step."""
         if (one := self._workers.get(worker)) is not None:
             self._withdraw(worker, Presence.GONE)
             self._stop_waiting(worker, one)
@@ -164,10 +163,10 @@ class Synchronous(Policy):
         self, worker: bytes, step: int, attempts: tuple[int, ...], now: float, examples: int = 1, *,
         leaves_out: bool = False,
     ) -> None:  # fmt: skip
-        """A worker brings a gradient, or none; of a step that is over it is dropped, and the worker told."""
+        """A worker contributes a gradient, or none; for a past step it is dropped, and the worker informed."""
         self.pending = True
         if step != self.clock:
-            # without any it has skipped the step, or waits once more for one to which it had brought its gradient
+            # without any it has skipped the step, or waits again in one to which it has contributed
             self.dropped += bool(attempts)
             self._late.append(Grant(worker, self.clock, not attempts, step == self._left_out))
             return
@@ -178,7 +177,7 @@ class Synchronous(Policy):
             one.arrival = Arrival()
             opened.num_arrived += 1
             opened.num_absent -= one.presence is Presence.TRAINS
-        if attempts and not set(attempts) <= set(one.arrival.attempts):  # else it is asked for the answer again
+        if attempts and not set(attempts) <= set(one.arrival.attempts):  # else it repeats its request for the answer
             opened.num_gradients += 1
             one.arrival.count += 1
             one.arrival.attempts += attempts
@@ -192,12 +191,12 @@ class Synchronous(Policy):
             opened.ready.setdefault(worker)
 
     def dump(self) -> list[Any]:
-        """Return the step, how many it has dropped so far, what workers have brought to it, and which was left out."""
+        """Return the step, the number of dropped gradients, the contributions to it, and the step that was left out."""
         arrivals = [[who, list(a.attempts), a.count, a.examples, a.leaves_out] for who, a in self._arrivals()]
         return [self.clock, self.dropped, arrivals, self._left_out]
 
     def restore(self, kept: Sequence[Any], now: float) -> None:
-        """Go on with the step that was kept, and what was brought to it; who waits for its end arrives again."""
+        """Continue with the journaled step and contributions; workers that wait for its end arrive again."""
         self.clock, self.dropped, arrivals, self._left_out = kept
         for worker, attempts, count, examples, leaves_out in arrivals:
             one = self._workers.setdefault(worker, StepWorker())
@@ -210,7 +209,7 @@ class Synchronous(Policy):
             self.pending = True
 
     def decide(self, missing: int, now: float) -> Decision:
-        """Commit the step if the quorum is there, or the deadline has passed and the policy consents."""
+        """Commit the step if the quorum is there, or the deadline has passed and the policy allows it."""
         late, self._late = tuple(self._late), []
         due = None if self.on_straggler == "wait" else self.next_deadline()
         overdue = due is not None and now >= due
@@ -227,9 +226,9 @@ class Synchronous(Policy):
         return decision
 
     def _commit(self, late: tuple[Grant, ...], now: float, *, overdue: bool) -> Decision:
-        """Complete the step; ``late``: who is told besides that it may go on."""
+        """Complete the step; ``late``: other workers to inform that they may proceed."""
         contributors, left_out, examples = list[tuple[bytes, tuple[int, ...]]](), False, 0
-        for worker, one in self._workers.items():  # without a call for each, as this is done at every step
+        for worker, one in self._workers.items():  # inline, because this runs at every step
             if one.arrival is not None and one.arrival.attempts:
                 contributors.append((worker, one.arrival.attempts))
                 left_out |= one.arrival.leaves_out
@@ -244,7 +243,7 @@ class Synchronous(Policy):
         return Decision((*late, *granted), commitment)
 
     def _begin_step(self) -> None:
-        """Nobody has brought anything yet."""
+        """There is no contribution yet."""
         for worker, one in list(self._workers.items()):
             if one.presence is Presence.GONE:
                 del self._workers[worker]
@@ -258,13 +257,13 @@ class Synchronous(Policy):
 
     def _complete(self, missing: int) -> bool:
         if self.aggregate is not None:
-            # fewer workers than gradients needed and all of them waiting cannot happen: see _go_on
+            # fewer workers than needed gradients, with all of them waiting, cannot happen: see _go_on
             return self._open.num_gradients >= self.aggregate
         # perhaps of nothing: all have skipped it
         return self._open.num_arrived > 0 and not missing and not self._open.num_absent
 
     def _go_on(self) -> list[Grant]:
-        """Let arrived workers bring another gradient to this step while too few are on their way."""
+        """Let arrived workers contribute another gradient to this step while too few are in flight."""
         assert self.aggregate is not None
         needed = self.aggregate - self._open.num_gradients - (self._num_live - len(self._open.ready))
         granted = list(islice(self._open.ready, max(0, needed)))
@@ -279,7 +278,7 @@ class Synchronous(Policy):
         return {worker for worker, _ in self._arrivals()}
 
     def retract(self, worker: bytes) -> None:
-        """What a worker has brought counts no more."""
+        """A worker's contribution does not count any more."""
         one = self._workers.get(worker)
         if one is None or one.arrival is None:
             return
@@ -294,7 +293,7 @@ class Synchronous(Policy):
             self._open.first_at = None
 
     def awaited(self) -> Iterable[bytes]:
-        """Return the live workers that have not arrived, once somebody waits."""
+        """Return the live workers that have not arrived, once one waits."""
         if not self._open.num_waiting:
             return ()
         return [who for who, one in self._workers.items() if one.presence is Presence.TRAINS and not one.waits]
@@ -310,11 +309,11 @@ class Synchronous(Policy):
         return text + (", and waits for all" if missing else "")
 
     def next_deadline(self) -> float | None:
-        """Return when those who have not arrived are late."""
+        """Return when absent workers are late."""
         if self.on_straggler == "wait" or not self._open.num_waiting:
             return None
         if self.on_straggler == "continue" and not self._open.num_gradients:
-            return None  # there is nothing to go on with
+            return None  # there is nothing to continue with
         patience = self.lateness.patience
         return None if patience is None else self._open.patient_from + patience
 
@@ -329,7 +328,7 @@ class Synchronous(Policy):
         }
 
     def validate(self) -> None:
-        """Assert that what is counted is what the workers say, and that who has gone has left gradients."""
+        """Assert that the counts fit the workers, and that departed workers have left gradients."""
         workers, opened = self._workers, self._open
         live = {who for who, one in workers.items() if one.presence is Presence.TRAINS}
         waiting, arrivals = {who for who, one in workers.items() if one.waits}, dict(self._arrivals())

@@ -12,12 +12,12 @@ from zmqps.core.coordinator.consistency.base import Decision, Grant, Policy
 class Bounded(Policy):
     """A worker at clock c reads only when the slowest live worker has reached c − staleness.
 
-    A clock is the number of steps a worker has completed. Updates are applied on arrival, and a
-    worker completes a step only when all shards have acknowledged its push, so a read at clock c
-    sees every update of every worker up to its clock c − staleness (Ho et al., More Effective
-    Distributed ML via a Stale Synchronous Parallel Parameter Server, 2013).
+    A clock is the number of steps a worker has completed. Updates are applied on arrival, and a worker completes a step
+    only when all shards have acknowledged its push, so a read at clock c includes every update of every worker up to
+    its clock c − staleness (Ho et al., More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server,
+    2013).
 
-    A worker that joins late begins at the slowest clock: nobody waits for it to catch up.
+    A worker that joins late begins at the slowest clock: no worker waits for it to catch up.
     """
 
     mode = "ssp"
@@ -26,10 +26,10 @@ class Bounded(Policy):
         assert staleness > 0
         self.staleness = staleness
         self.clocks: dict[bytes, int] = {}
-        self._first = 0  # nobody begins at an earlier clock
-        # what decides is kept by clock: there are few of them at a time, and thousands of workers
-        self._live: Counter[int] = Counter()  # how many workers that train are at a clock
-        self._waiting: dict[int, dict[bytes, None]] = {}  # who waits, by clock
+        self._first = 0  # no worker begins at an earlier clock
+        # decisions are by clock: there are few clocks at a time, and thousands of workers
+        self._live: Counter[int] = Counter()  # the number of training workers at a clock
+        self._waiting: dict[int, dict[bytes, None]] = {}  # waiting workers, by clock
         self._paused: set[bytes] = set()
 
     @property
@@ -41,7 +41,7 @@ class Bounded(Policy):
         self._first = clock
 
     def join(self, worker: bytes) -> int:
-        """A worker begins to train at the slowest clock, or goes on there if the others have passed it."""
+        """A worker begins to train at the slowest clock, or continues there if the others have passed it."""
         if worker not in self.clocks:
             self.clocks[worker] = max(self.slowest, self._first)
             self._live[self.clocks[worker]] += 1
@@ -56,17 +56,17 @@ class Bounded(Policy):
         return self.slowest
 
     def pause(self, worker: bytes) -> None:
-        """A worker's clock stands still for a while and holds up nobody."""
+        """A worker's clock stops for a while and delays no other."""
         if worker in self.clocks and worker not in self._paused:
             self._paused.add(worker)
             self._uncount(self.clocks[worker])
 
     def leave(self, worker: bytes) -> None:
-        """A worker trains no more: the slowest may be another one now."""
+        """A worker has stopped training: another one may be the slowest now."""
         if worker in self.clocks:
             self._stop_waiting(worker)
             clock = self.clocks.pop(worker)
-            if not self.clocks:  # what is saved now, and who comes, goes on where the last one was
+            if not self.clocks:  # what is saved now, and new workers, continue at the last one's clock
                 self._first = max(self._first, clock)
             if worker not in self._paused:
                 self._uncount(clock)
@@ -81,7 +81,7 @@ class Bounded(Policy):
             self._waiting.setdefault(self.clocks[worker], {})[worker] = None
 
     def decide(self, missing: int, now: float) -> Decision:
-        """Let those go on who are near enough to the slowest."""
+        """Let workers proceed that are close enough to the slowest."""
         slowest = 0 if missing else self.slowest
         clocks = [clock for clock in self._waiting if clock - self.staleness <= slowest]
         ready = [worker for clock in clocks for worker in self._waiting.pop(clock)]
@@ -92,7 +92,7 @@ class Bounded(Policy):
         return [max(self._first, self.slowest), [[worker, clock] for worker, clock in self.clocks.items()]]
 
     def restore(self, kept: Sequence[Any], now: float) -> None:
-        """Go on at the clocks that were kept; where a worker is beyond its own nobody waits too short for it."""
+        """Continue at the journaled clocks; if a worker is ahead of its own, no other waits too short for it."""
         self._first, clocks = kept
         for worker, clock in clocks:
             if worker in self.clocks:
@@ -104,7 +104,7 @@ class Bounded(Policy):
             self._move(worker, max(self.clocks[worker], clock))
 
     def _move(self, worker: bytes, clock: int) -> None:
-        """Set a worker's clock, wherever it counts."""
+        """Set a worker's clock, in all counts."""
         was = self.clocks[worker]
         if clock != was:
             waited = self._stop_waiting(worker)
@@ -131,7 +131,7 @@ class Bounded(Policy):
         return True
 
     def awaited(self) -> Iterable[bytes]:
-        """Return the slowest workers, if somebody waits."""
+        """Return the slowest workers, if any worker waits."""
         if not self._waiting:
             return ()
         return [w for w, clock in self.clocks.items() if clock == self.slowest and w not in self._paused]
@@ -145,7 +145,7 @@ class Bounded(Policy):
         return {"slowest": self.slowest, "fastest": max(self.clocks.values(), default=0), "bound": self.staleness}
 
     def validate(self) -> None:
-        """Assert that what is kept by clock is what the clocks say."""
+        """Assert that the counts by clock fit the clocks."""
         assert self._paused <= set(self.clocks)
         assert self._live == Counter(clock for worker, clock in self.clocks.items() if worker not in self._paused)
         assert all(self._waiting.values())

@@ -1,1 +1,1 @@
-"""Who is there: how nodes join, which place and rank each has, and how they go."""
+"""Membership: how nodes join, the place and rank of each, and how they leave."""

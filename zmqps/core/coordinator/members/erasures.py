@@ -1,4 +1,4 @@
-"""What servers are to erase and have not confirmed yet: jobs that have ended, members that have gone."""
+"""What servers must erase and have not confirmed yet: ended jobs, departed members."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from zmqps.core.protocol.events import Action, Send
 from zmqps.core.protocol.messages import Departed, Discard
 from zmqps.core.protocol.messages.membership import DepartureCause
 
-#: A server answers within milliseconds; one that did not may not have received it.
+#: A server answers within milliseconds; without an answer it may not have received the request.
 RETRY_S = 1.0
-#: Of what is asked again so much goes out at a time, and the next so much later: others have their turn in between.
+#: This much is resent at a time, and the next so much later: other messages go in between.
 MOST_AGAIN = 64
 PIECE_S = 0.005
-#: Departures that wait for a server: it remembers no more who may not come back, and a job's end makes them moot.
+#: Departures that wait for a server: it remembers no more departed members, and the end of a job makes them obsolete.
 MAX_DEPARTURES = 4096
-#: What servers are told of members that have not left by themselves.
+#: What servers are informed of members that have not left by themselves.
 EVICTED = {DepartureCause.LOST: 1, DepartureCause.RESTARTED: 1, DepartureCause.REVOKED: 2}
 
 
@@ -33,10 +33,10 @@ class _Departure:
 
 @dataclass(slots=True)
 class _Awaited:
-    """What one server has not confirmed; what is due first comes first."""
+    """What one server has not confirmed, the earliest deadline first."""
 
     server: MemberInfo
-    jobs: OrderedDict[int, float] = field(default_factory=OrderedDict)  # epoch -> when it is asked again
+    jobs: OrderedDict[int, float] = field(default_factory=OrderedDict)  # epoch -> when to repeat the request
     members: OrderedDict[bytes, _Departure] = field(default_factory=OrderedDict)  # by incarnation
 
     @property
@@ -46,19 +46,19 @@ class _Awaited:
 
 
 class Erasures:
-    """Asks servers to erase what they keep of a job or a member, and again until they have."""
+    """Asks servers to erase a job or a member, and repeats it until they have."""
 
     def __init__(self, wheel: Wheel, changed: Callable[[bytes], None] = lambda server: None) -> None:
         self._timer = wheel.timer("erasing", self.next_deadline, self.on_deadline)
         self._changed = changed  # called with a server's incarnation
-        self._awaited: dict[bytes, _Awaited] = {}  # by server; none of them is empty
-        self._moved: set[int] = set()  # epochs of copies that others have taken the place of
+        self._awaited: dict[bytes, _Awaited] = {}  # by server; none is empty
+        self._moved: set[int] = set()  # epochs of replaced copies
         self._not_before = 0.0
 
     def discard(self, epoch: int, server: MemberInfo, now: float, *, moved: bool = False) -> list[Action]:
-        """A copy of a shard is not wanted any more; who had left the job goes with its last one.
+        """A copy of a shard is not needed any more; members that had left the job are erased with its last one.
 
-        ``moved``: the job goes on, and another copy answers for the shard.
+        ``moved``: the job continues, and another copy answers for the shard.
         """
         self._of(server).jobs[epoch] = now + RETRY_S
         self._changed(server.incarnation)
@@ -69,9 +69,9 @@ class Erasures:
     def depart(
         self, incarnation: bytes, servers: Iterable[tuple[MemberInfo, Set[int]]], now: float, how: DepartureCause
     ) -> list[Action]:
-        """A member of a job has left or was lost; what is sent after this was possible without it.
+        """A member of a job has left or was lost; later messages may depend on that.
 
-        ``servers`` come with the epochs of what they have of that job.
+        ``servers`` come with the epochs of their copies of that job.
         """
         message, actions = Departed(incarnation, EVICTED.get(how, 0)), list[Action]()
         for server, epochs in servers:
@@ -88,7 +88,7 @@ class Erasures:
         return self._awaited.setdefault(server.incarnation, _Awaited(server))
 
     def discarded(self, server: MemberInfo, epoch: int) -> None:
-        """A server keeps nothing of a job any more."""
+        """A server has erased a job."""
         if (awaited := self._awaited.get(server.incarnation)) is not None:
             awaited.jobs.pop(epoch, None)
             self._moved.discard(epoch)
@@ -96,18 +96,18 @@ class Erasures:
             self._tidy(awaited)
 
     def forgotten(self, server: MemberInfo, incarnation: bytes) -> None:
-        """A server keeps nothing of a member any more."""
+        """A server has erased a member."""
         if (awaited := self._awaited.get(server.incarnation)) is not None:
             awaited.members.pop(incarnation, None)
             self._changed(server.incarnation)
             self._tidy(awaited)
 
     def awaits(self, server: MemberInfo) -> bool:
-        """Whether a server has yet to confirm something."""
+        """Whether a server has still to confirm something."""
         return server.incarnation in self._awaited
 
     def leave(self, server: MemberInfo) -> None:
-        """A server has gone, and what it kept with it."""
+        """A server has departed, with everything on it."""
         self._timer.touch()
         if (awaited := self._awaited.pop(server.incarnation, None)) is not None:
             self._moved.difference_update(awaited.jobs)
@@ -123,7 +123,7 @@ class Erasures:
         return None if due is None else max(due, self._not_before)
 
     def on_deadline(self, now: float) -> list[Action]:
-        """Ask again for some of what is due."""
+        """Repeat some of the due requests."""
         actions: list[Action] = []
         for awaited in list(self._awaited.values()) if now >= self._not_before else ():
             while awaited.due <= now and len(actions) < MOST_AGAIN:
@@ -134,7 +134,7 @@ class Erasures:
         return actions
 
     def _again(self, awaited: _Awaited, now: float) -> list[Action]:
-        """Ask a server again for what is due first; for nothing, if that went with its job."""
+        """Repeat a server's first due requests; none, if they are obsolete with their job."""
         peer = awaited.server.peer
         epoch, due = next(iter(awaited.jobs.items()), (0, float("inf")))
         if due <= now:
@@ -150,14 +150,14 @@ class Erasures:
         return [Send(peer, departure.message)]
 
     def dump(self, server: bytes) -> Plain:
-        """Return what a server has not confirmed; None for nothing."""
+        """Return a server's unconfirmed requests; None for none."""
         if (awaited := self._awaited.get(server)) is None:
             return None
         departures = [[who, d.message.evicted, sorted(d.epochs)] for who, d in awaited.members.items()]
         return [[[epoch, epoch in self._moved] for epoch in sorted(awaited.jobs)], sorted(departures)]
 
     def restore(self, server: MemberInfo, kept: Plain, now: float) -> None:
-        """Ask a server again for what was kept, now that it is back, or soon."""
+        """Repeat a server's journaled requests, when it is back, or soon."""
         jobs, departures = kept
         awaited = self._of(server)
         awaited.jobs.update((epoch, now) for epoch, _ in jobs)
@@ -166,7 +166,7 @@ class Erasures:
             awaited.members[who] = _Departure(Departed(who, evicted), frozenset(epochs), now)
 
     def again(self, server: MemberInfo, now: float) -> list[Action]:
-        """A server is back: it is asked again at once, before it hears of steps that were possible without them."""
+        """A server is back: repeat its requests at once, before it learns of steps that depend on them."""
         if (awaited := self._awaited.get(server.incarnation)) is None:
             return []
         self._timer.touch()
@@ -180,7 +180,7 @@ class Erasures:
         return actions
 
     def validate(self) -> None:
-        """Assert that all is asked again in the order in which it is due, and within bounds."""
+        """Assert that all requests are in the order of their deadlines, and bounded."""
         assert self._moved <= {epoch for awaited in self._awaited.values() for epoch in awaited.jobs}
         for who, awaited in self._awaited.items():
             assert awaited.server.incarnation == who

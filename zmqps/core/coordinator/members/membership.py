@@ -1,12 +1,11 @@
-"""Who is there: members, their ranks and processes, their last sign of life, and who has gone.
+"""Membership: members, their ranks and processes, their last sign of life, and departed members.
 
-A supervisor gives the processes that it starts one after the other for the same task a secret of that task, and numbers
-their lives. A *claim* is made of that secret: one that shows the claim of a member, and a later life, was started by
-the supervisor that saw the member die. A name alone shows nothing: it says only which free rank a newcomer gets.
+A supervisor gives the successive processes of one task a secret of that task, and numbers their lives. A *claim* is
+derived from that secret: a process with the claim of a member, and a later life, was started by the supervisor that saw
+the member die. A name alone proves nothing: it only says which free rank a newcomer gets.
 
-A supervisor also gives each process a token of its own. The members in it say what is made of that, so only the
-supervisor, which has the token itself, can say that the process has ended. A token is of one life: what is said of it
-never concerns the next one.
+A supervisor also gives each process a separate token. Its members send a hash of it, so only the supervisor, which has
+the token itself, can report that the process has ended. A token is of one life: a report never concerns the next one.
 """
 
 from __future__ import annotations
@@ -29,36 +28,36 @@ from zmqps.core.protocol.security.roles import KeyHolder, check_same, shut_out
 from zmqps.errors import EvictedError, IdentityError, LimitError, ProtocolError, PSError
 
 MAX_MEMBERS = 4096
-#: A member has a handful of requests at the coordinator at a time; this many answers are remembered. None is large: the
+#: A member has a handful of pending requests at the coordinator; this many answers are remembered. None is large: the
 #: description of a job is one object for all its members.
 MAX_ANSWERED = 32
-#: Answers that are large, or as many as there are steps; asked again, they are given again by what is kept of the job.
+#: Answers that are large, or one per step; a repeated request is answered again from the job's state.
 DERIVED = (Job, Proceed)
-#: Of those who left, the status shows this many; older ones are forgotten.
+#: The status shows this many departed members; older ones are forgotten.
 MAX_GONE = 256
-#: … with their counters as long as these take no more; the newest have the first claim.
+#: … with their counters up to this many bytes, the newest first.
 MAX_GONE_COUNTERS_NBYTES = 64 << 10
-#: So long members have at least to come back to a coordinator that was away: a connection takes up to 2 s to be anew.
+#: The least time for members to come back to a coordinator that was away: reconnecting takes up to 2 s.
 RETURN_S = 5.0
-#: What begins the name of the connection of a member that has not come back yet to a coordinator that was away.
+#: The prefix of the connection name of a member that has not come back yet to a coordinator that was away.
 ABSENT = b"?"
-#: A newcomer whose number an earlier life of it still seems to have waits until that one is lost, or has been heard
-#: again after so many heartbeats: what it sent before it died has arrived by then, and one that lives has said more.
+#: A newcomer whose number an earlier life of it still seems to have waits until that one is lost, or is heard again
+#: after this many heartbeats: its messages before its death have arrived by then, and a live one has sent more.
 DOUBT_BEATS = 0.5
-#: So many newcomers at a time wait for the number of one member; others do not.
+#: The most newcomers that wait for the number of one member.
 MAX_DOUBTS = 8
-#: So many are remembered that have ended: a `Hello` of one may still be on its way when its supervisor has said so.
+#: This many ended processes are remembered: a `Hello` of one may still be in flight when its supervisor reports it.
 MAX_ENDED = 1024
 
 
 class Answers:
-    """What a member was answered, in case that or its request is sent again."""
+    """A member's answers, in case they or their requests are repeated."""
 
     __slots__ = ("by_request", "note")
 
     def __init__(self) -> None:
         self.by_request: OrderedDict[int, Message] = OrderedDict()  # the oldest first
-        self.note: Changed = nothing  # called when one is remembered that is kept
+        self.note: Changed = nothing  # called when a journaled one is added
 
     def remember(self, request: int, message: Message) -> None:
         self.by_request[request] = message
@@ -69,12 +68,12 @@ class Answers:
             self.note()
 
     def with_job(self, job: object) -> Job | None:
-        """Return one that tells this very description of a job; what it holds can be told again."""
+        """Return an answer with exactly this description of a job, which can be sent again."""
         told = (message for message in reversed(self.by_request.values()) if isinstance(message, Job))
         return next((message for message in told if message.job is job), None)
 
     def go_back(self) -> None:
-        """Remember none that tells of steps, ranges or servers that are gone: whoever asks again gets another."""
+        """Forget answers about lost steps, ranges or servers: repeated requests get new ones."""
         for request, message in list(self.by_request.items()):
             if isinstance(message, Released):
                 self.by_request[request] = replace(message, step=0)
@@ -83,7 +82,7 @@ class Answers:
         self.note()
 
     def dump(self) -> Plain:
-        """Return those that are kept; None for none."""
+        """Return the journaled ones; None for none."""
         kept = [[n, packed(message)] for n, message in self.by_request.items() if not isinstance(message, DERIVED)]
         return kept or None
 
@@ -93,13 +92,13 @@ class Answers:
 
 
 class LeavingState(IntEnum):
-    """Whether a server stays, is to go and gets nothing new, or goes even where shards have fewer backups then."""
+    """Whether a server stays, is draining and gets nothing new, or drains even if shards then have fewer backups."""
 
     STAYS, GOES, MUST_GO = range(3)
 
 
 class Origin(NamedTuple):
-    """Where a member comes from: the address of the other host (empty: this one), and the key it has joined with."""
+    """A member's origin: the address of the other host (empty: this one), and the key it has joined with."""
 
     address: str = ""
     holder: KeyHolder | None = None
@@ -107,33 +106,33 @@ class Origin(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class Reported:
-    """What a member has said in its heartbeats, for those who watch."""
+    """The contents of a member's heartbeats, for watchers."""
 
     counters: str = "{}"  # packed, see `zmqps.core.coordinator.watching.status`
     nbytes: int = 0  # of those
     by_epoch: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # a server's, of each job
     num_pushes: int = 0  # a worker's
-    doing: str = ""  # and what it is at
-    unreached: str = ""  # and which servers it cannot reach
-    memory_nbytes: int = 0  # a server's, for the shards of all jobs; 0: it has not said
-    sample: Any = None  # what it had counted, `zmqps.core.coordinator.watching.watching`
-    awaited_s: float = 0.0  # for how long others have waited for it alone
+    doing: str = ""  # and its present activity
+    unreached: str = ""  # and the servers it cannot reach
+    memory_nbytes: int = 0  # a server's, for the shards of all jobs; 0: unknown
+    sample: Any = None  # its counts, `zmqps.core.coordinator.watching.watching`
+    awaited_s: float = 0.0  # how long others have waited for it alone
 
 
 @dataclass(slots=True)
 class JobTelling:
-    """How a member has come to its job."""
+    """How a member has joined its job."""
 
-    named: bool = False  # it has described the job itself that it trains, and that was accepted
-    told: bool = False  # it has been told it, so that this is repeated when it asks again
-    again_at: float = 0.0  # when it may ask again for what it waits for, or soon before
+    named: bool = False  # it has described its job itself, and that was accepted
+    told: bool = False  # it has got the job, so that this is repeated on request
+    again_at: float = 0.0  # when it may repeat a pending request, or soon before
 
 
 @dataclass(slots=True)
 class NoteFlow:
-    """How many calls of a script's log are here, or known to be lost.
+    """How many calls of a script's log have arrived, or are known to be lost.
 
-    ``due``: when the next message of them were to come, if all came at the longest intervals.
+    ``due``: when their next message would come, if all came at the longest intervals.
     """
 
     number: int = 0
@@ -147,7 +146,7 @@ class MemberInfo:
     hello: Hello
     incarnation: bytes = field(init=False)
     peer: Peer
-    roster: Roster = field(repr=False)  # none any more when it has gone
+    roster: Roster = field(repr=False)  # unset after its departure
     rank: int
     seen_at: float
     origin: Origin = field(default_factory=Origin)
@@ -161,7 +160,7 @@ class MemberInfo:
         self.incarnation = self.hello.incarnation
 
     def answer(self, request: int, message: Message) -> Send:
-        """Return the answer to a request, remembered in case it or the request is sent again."""
+        """Return the answer to a request, remembered in case either is repeated."""
         self.answers.remember(request, message)
         return Send(self.peer, message)
 
@@ -183,26 +182,26 @@ class MemberInfo:
 
     @property
     def job(self) -> str:
-        """The name of the job it is there for; empty for a server, which is there for all of them."""
+        """The name of its job; empty for a server, which serves all of them."""
         return "" if self.hello.role == "server" else self.hello.job
 
     @property
     def title(self) -> str:
-        """How errors and logs call it: ``worker 2 (name, host, pid 4711)``."""
+        """Its name in errors and logs: ``worker 2 (name, host, pid 4711)``."""
         return f"{self.role} {self.rank} ({self.hello.name}, {self.hello.host}, pid {self.hello.pid})"
 
     def lost(self, now: float) -> EvictedError:
-        """Return what it is told that was silent for too long."""
+        """Return the error for a member that was silent for too long."""
         silent = now - self.seen_at
         return EvictedError(f"{self.title} was silent for {silent:.1f} s and presumed dead; connect again")
 
     @property
     def absent(self) -> bool:
-        """Whether it was a member of a coordinator that was away, and has not said anything since that is back."""
+        """Whether it was a member before the coordinator was away, and has sent nothing since."""
         return self.peer.startswith(ABSENT)
 
     def eviction(self, now: float, how: DepartureCause) -> PSError | None:
-        """Return what it is told if it comes back after it has gone without a goodbye."""
+        """Return the error for a member that comes back after departing without a goodbye."""
         if how == DepartureCause.RESTARTED:
             return EvictedError(f"{self.title} was started again, and its new life has its place; connect again")
         return (
@@ -216,7 +215,7 @@ class MemberInfo:
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """A node that has gone."""
+    """A departed member."""
 
     member: MemberInfo
     how: DepartureCause
@@ -224,31 +223,31 @@ class Departure:
 
 
 class Last(NamedTuple):
-    """The member that had a free rank last."""
+    """The last member with a free rank."""
 
     name: str
     claim: bytes
-    numbered: bool  # whether it was the number that its launcher had given it
+    numbered: bool  # whether it was the number from its launcher
 
 
 class Claims:
-    """Of one roster: the live members that have a claim, and who had each free rank last.
+    """Of one roster: the live members with a claim, and the last holder of each free rank.
 
     The latter are as many as there were members at once, and as launchers have given numbers, which are below
-    `MAX_MEMBERS`: a rank that somebody else takes is remembered no more.
+    `MAX_MEMBERS`: a rank that another member takes is forgotten.
     """
 
     def __init__(self) -> None:
-        self._living: dict[bytes, dict[bytes, MemberInfo]] = {}  # by claim and incarnation, in the order they came
-        self._last: dict[int, Last] = {}  # by free rank: the member that had it last
+        self._living: dict[bytes, dict[bytes, MemberInfo]] = {}  # by claim and incarnation, in order of arrival
+        self._last: dict[int, Last] = {}  # by free rank: its last holder
         self._ranks: dict[str, set[int]] = {}  # the same by name
 
     def predecessor(self, hello: Hello, holder: KeyHolder | None) -> MemberInfo | None:
-        """Return the member that was an earlier life of whoever says this `Hello`; None if there is none.
+        """Return the member that was an earlier life of the sender of this `Hello`; None if there is none.
 
-        Members of the same life are no predecessors: a process may join more than once.
+        Members of the same life are not predecessors: a process may join more than once.
 
-        Raises `EvictedError`: a later life is here already: this `Hello` is an echo of one that has ended.
+        Raises `EvictedError`: a later life has joined already: this `Hello` is an echo of an ended one.
         """
         if not hello.claim:
             return None
@@ -259,13 +258,13 @@ class Claims:
         return next((member for member in living if member.hello.life < hello.life), None)
 
     def rank(self, hello: Hello) -> int | None:
-        """Return the lowest free rank that was this one's last, by its name and, if that had one, its claim."""
+        """Return the lowest free rank last held by this name and, if that holder had one, this claim."""
         ranks = self._ranks.get(hello.name, ())
         last = self._last
         return min((r for r in ranks if not last[r].claim or same(last[r].claim, hello.claim)), default=None)
 
     def is_numbered(self, rank: int) -> bool:
-        """Whether a free rank is the number of a process that its launcher may start again."""
+        """Whether a free rank is the number of a process that its launcher may restart."""
         return rank in self._last and self._last[rank].numbered
 
     @property
@@ -283,7 +282,7 @@ class Claims:
             self._living.setdefault(claim, {})[member.incarnation] = member
 
     def left(self, member: MemberInfo, *, frees: bool) -> None:
-        """A member has gone; ``frees``: its rank is nobody's now."""
+        """A member has departed; ``frees``: its rank is free now."""
         claim = member.hello.claim
         if claim:
             del self._living[claim][member.incarnation]
@@ -294,17 +293,17 @@ class Claims:
             self._ranks.setdefault(member.hello.name, set()).add(member.rank)
 
     def dump(self) -> list[list[Any]]:
-        """Return who had the free ranks last, as plain data; those who live say the rest of themselves."""
+        """Return the last holders of free ranks, as plain data; live members report themselves."""
         return [[rank, *last] for rank, last in sorted(self._last.items())]
 
     def restore(self, kept: Sequence[Sequence[Any]]) -> None:
-        """Remember who had the free ranks last."""
+        """Restore the last holders of free ranks."""
         for rank, name, claim, numbered in kept:
             self._last[rank] = Last(name, claim, bool(numbered))
             self._ranks.setdefault(name, set()).add(rank)
 
     def validate(self, by_rank: Mapping[int, MemberInfo]) -> None:
-        """Assert that both are of those who are here, and of ranks that are free."""
+        """Assert that both fit the members, and the free ranks."""
         claimed = {member.incarnation for member in by_rank.values() if member.hello.claim}
         assert {who for living in self._living.values() for who in living} == claimed
         assert self._last.keys().isdisjoint(by_rank)
@@ -315,18 +314,18 @@ class Claims:
 
 
 class Roster:
-    """The members of one role: of the cluster its servers, of a job its workers, and its observers.
+    """The members of one role: the servers of the cluster, or a job's workers or observers.
 
-    A launcher gives each process that it starts a number, its index, and the process wishes to have it: that is its
-    rank, unless another member has that. Others get ranks that no launcher has given to anybody.
+    A launcher gives each of its processes a number, its index, which the process wishes to have: that is its rank,
+    unless another member has it. Others get ranks that are not reserved by a launcher.
     """
 
     def __init__(self, expected: Callable[[], int | None] = int) -> None:
         self._by_rank: dict[int, MemberInfo] = {}
-        self._expected = expected  # how many are awaited: launchers' numbers below are theirs
-        self._numbered = False  # whether anybody has come, or may come back, that a launcher has given a number
-        self._lowest = 0  # all ranks below are taken
-        self._next = 0  # no rank from here on is
+        self._expected = expected  # how many are expected: launchers' numbers below are reserved
+        self._numbered = False  # whether any member, present or past, has a launcher's number
+        self._lowest = 0  # all lower ranks are taken
+        self._next = 0  # no rank from here on is taken
         self._claims = Claims()
         # by member: since when newcomers wait for its number
         self._doubts: dict[bytes, dict[bytes, float]] = {}
@@ -335,23 +334,23 @@ class Roster:
         return len(self._by_rank)
 
     def __iter__(self) -> Iterator[MemberInfo]:
-        """Yield the members by rank; a few of them cost no more than that."""
+        """Yield the members by rank; reading a few of them is cheap."""
         by_rank = self._by_rank
         return (by_rank[rank] for rank in range(self._next) if rank in by_rank)
 
     def predecessor(self, hello: Hello, holder: KeyHolder | None) -> MemberInfo | None:
-        """Return the member whose next life says this `Hello`, as `Claims.predecessor` knows it."""
+        """Return the member whose next life sends this `Hello`, as decided by `Claims.predecessor`."""
         return self._claims.predecessor(hello, holder)
 
     def rival(self, hello: Hello) -> MemberInfo | None:
-        """Return the member that has the number that a newcomer wishes; None if that is free, or it wishes none."""
+        """Return the member with the number that a newcomer wishes; None if that is free, or it wishes none."""
         return None if (wish := index_of(hello)) is None else self._by_rank.get(wish)
 
     def awaits(self, hello: Hello, now: float, heartbeat_interval: float) -> MemberInfo | None:
-        """Return the member that has to be heard again, or lost, before it is known whose its number is.
+        """Return the member that must be heard again, or lost, before a number's owner is known.
 
-        Such a member has the same name and number as the newcomer and is another process: mostly the life before, that
-        has died and is not missed yet. None: nobody.
+        Such a member has the same name and number as the newcomer but is another process: usually the previous life,
+        which has died and is not missed yet. None: there is none.
         """
         rival = self.rival(hello)
         if rival is None or (rival.hello.name, rival.hello.wish) != (hello.name, hello.wish):
@@ -360,7 +359,7 @@ class Roster:
             return None  # a process may join more than once
         heard_by = rival.seen_at - DOUBT_BEATS * heartbeat_interval
         doubts = self._doubts.setdefault(rival.incarnation, {})
-        if len(doubts) >= MAX_DOUBTS:  # who has not said Hello again since may never do
+        if len(doubts) >= MAX_DOUBTS:  # newcomers that have not repeated Hello may never do so
             for who in [who for who, since in doubts.items() if since < heard_by and who != hello.incarnation]:
                 del doubts[who]
         if hello.incarnation not in doubts and len(doubts) >= MAX_DOUBTS:
@@ -377,9 +376,9 @@ class Roster:
     def enter(
         self, hello: Hello, peer: Peer, now: float, holder: KeyHolder | None = None, before: MemberInfo | None = None
     ) -> MemberInfo:
-        """Return a new member: under the rank of its predecessor, which is to leave, or the one that it wishes.
+        """Return a new member: with the rank of its predecessor, which is about to leave, or its wish.
 
-        If it wishes none, or another has that, it is the one that it had last, or the lowest that is free.
+        Without a wish, or if another has that rank, it gets its last rank, or the lowest free one.
         """
         member = MemberInfo(hello=hello, peer=peer, roster=self, rank=0, seen_at=now, origin=Origin(holder=holder))
         wish = index_of(hello)
@@ -393,7 +392,7 @@ class Roster:
         return member
 
     def take(self, member: MemberInfo, rank: int | None = None) -> None:
-        """Enter a member under a rank that is free here, or of one that is to leave; by default the lowest."""
+        """Enter a member with a free rank, or that of one about to leave; by default the lowest."""
         self._numbered |= index_of(member.hello) is not None
         member.roster, member.rank = self, self._free(member) if rank is None else rank
         self._by_rank[member.rank] = member
@@ -403,20 +402,20 @@ class Roster:
             self._lowest += 1
 
     def _free(self, member: MemberInfo) -> int:
-        """Return the lowest rank that is free, and that no process is to come to by the number of its launcher."""
+        """Return the lowest free rank that is not reserved by a launcher's number."""
         is_beyond = self._numbered or member.is_spare
-        # a job may expect any number of workers, but no launcher's number is larger than that of members
+        # a job may expect any number of workers, but launchers' numbers are below that of members
         rank = max(self._lowest, min(self._expected() or 0, MAX_MEMBERS) if is_beyond else 0)
         while rank in self._by_rank or self._claims.is_numbered(rank):
             rank += 1
         return rank
 
     def dump(self) -> Plain:
-        """Return what is kept of it: who has which rank, and who had those that are free."""
+        """Return its journaled state: the rank of each member, and the last holders of free ones."""
         return [[[member.incarnation, member.rank] for member in self], self._claims.dump()]
 
     def restore(self, kept: Plain, members: Mapping[bytes, MemberInfo]) -> None:
-        """Have the members that were kept at their ranks."""
+        """Restore the journaled members at their ranks."""
         ranks, claims = kept
         for who, rank in ranks:
             self.take(members[who], rank)
@@ -424,9 +423,9 @@ class Roster:
         self._numbered |= self._claims.any_numbered
 
     def promote(self, member: MemberInfo, below: int, settled: Container[bytes]) -> None:
-        """Give a member whose rank is not below this one another that is: the lowest that is nobody's by its number.
+        """Give a member with a rank not below this one a lower rank: the lowest that is not reserved.
 
-        Whoever has that and is not settled (by incarnation) takes the member's in exchange.
+        A holder of that rank that is not settled (by incarnation) takes the member's in exchange.
         """
         if member.rank < below:
             return
@@ -445,7 +444,7 @@ class Roster:
 
     def leave(self, member: MemberInfo) -> None:
         self._doubts.pop(member.incarnation, None)
-        frees = self._by_rank[member.rank] is member  # else somebody has come in its place
+        frees = self._by_rank[member.rank] is member  # else another one has taken its place
         self._claims.left(member, frees=frees)
         if frees:
             del self._by_rank[member.rank]
@@ -454,7 +453,7 @@ class Roster:
             self._next = 0
 
     def validate(self) -> None:
-        """Assert that ranks are where they are looked for, and that a number is nobody's but the one's that has it."""
+        """Assert that ranks are consistent, and that a number has only one holder."""
         by_rank = self._by_rank
         assert all([rank == member.rank < self._next for rank, member in by_rank.items()])
         assert by_rank.keys() >= set(range(self._lowest))
@@ -463,19 +462,19 @@ class Roster:
 
 
 def index_of(hello: Hello) -> int | None:
-    """Return the number that a process has of its launcher; None: it has none, or a greater one than ranks may be."""
+    """Return a process's number from its launcher; None: it has none, or a greater one than ranks may be."""
     return hello.wish - 1 if 0 < hello.wish <= MAX_MEMBERS else None
 
 
 class Processes:
-    """The members by process, of those that say in which one they live."""
+    """The members by process, of those that name their process."""
 
     def __init__(self) -> None:
         self._living: dict[bytes, dict[bytes, MemberInfo]] = {}  # by process and incarnation
         self._ended: OrderedDict[bytes, None] = OrderedDict()
 
     def took(self, member: MemberInfo) -> None:
-        """A member has come."""
+        """A member has joined."""
         if process := member.hello.process:
             self._living.setdefault(process, {})[member.incarnation] = member
 
@@ -486,7 +485,7 @@ class Processes:
                 del self._living[process]
 
     def end(self, process: bytes) -> list[MemberInfo]:
-        """A process has ended: return the members that lived in it, which are to leave; servers first."""
+        """A process has ended: return its members, which are about to leave; servers first."""
         assert process
         self._ended[process] = None
         self._ended.move_to_end(process)
@@ -495,12 +494,12 @@ class Processes:
         return sorted(self._living.get(process, {}).values(), key=lambda member: member.role != "server")
 
     def check(self, hello: Hello) -> None:
-        """Raise `EvictedError` for the `Hello` of a process that has ended, as its supervisor has said meanwhile."""
+        """Raise `EvictedError` for the `Hello` of a process whose end its supervisor has reported."""
         if hello.process in self._ended:
             raise EvictedError(f"the process of {hello.name} has ended, says its supervisor: connect from another one")
 
     def validate(self, members: Mapping[bytes, MemberInfo]) -> None:
-        """Assert that those who live in a process are members, and none is in one that has ended."""
+        """Assert that all entries are members, and none is in an ended process."""
         said = {who: member for who, member in members.items() if member.hello.process}
         assert {who: m for living in self._living.values() for who, m in living.items()} == said
         assert all(self._living.values())
@@ -513,22 +512,22 @@ class Fleet(Roster):
 
     def __init__(self, wanted: int) -> None:
         super().__init__(lambda: self.most)
-        #: How many a new job is placed on: less, once some have been drained and nobody has come instead.
+        #: The number that a new job is placed on: smaller, once some have been drained without replacement.
         self.wanted = wanted
-        #: … and how many at most.
+        #: … and the most.
         self.most = wanted
 
     @property
     def staying(self) -> list[MemberInfo]:
-        """Those that are not about to go."""
+        """Those that are not draining."""
         return [server for server in self if not server.leaving]
 
     def joined(self) -> None:
-        """One more is here, or stays after all."""
+        """One more has joined, or stays after all."""
         self.wanted = max(self.wanted, min(self.most, len(self.staying)))
 
     def shrink(self) -> None:
-        """One is to go."""
+        """One starts to drain."""
         self.wanted = max(1, min(self.wanted, len(self.staying)))
 
 
@@ -537,13 +536,13 @@ class Membership:
 
     def __init__(self, timeout: float, changed: Callable[[str, bytes], None] = lambda what, who: None) -> None:
         self.timeout = timeout  # seconds of silence after which a member is lost
-        self._changed = changed  # called with what is kept of a member, and its incarnation
+        self._changed = changed  # called with a member's journaled part, and its incarnation
         self.members: dict[bytes, MemberInfo] = {}
-        self._nobody_before = 0.0  # nobody is lost before, although members are overdue
+        self._nobody_before = 0.0  # no overdue member is lost before
         self.gone: deque[Departure] = deque(maxlen=MAX_GONE)
-        self._by_silence: OrderedDict[bytes, MemberInfo] = OrderedDict()  # the one silent for longest comes first
+        self._by_silence: OrderedDict[bytes, MemberInfo] = OrderedDict()  # the longest silent comes first
         self._peers: dict[Peer, bytes] = {}
-        # incarnations that may not speak any more, and why; and the connections that they had
+        # incarnations that are refused, and why; and their connections
         self._barred: dict[bytes, tuple[Peer, PSError]] = {}
         self._barred_peers: dict[Peer, PSError] = {}
         self.processes: Processes = Processes()
@@ -557,11 +556,11 @@ class Membership:
         holder: KeyHolder | None = None,
         before: MemberInfo | None = None,
     ) -> MemberInfo:
-        """Enter a member in its roster; the same incarnation keeps its rank, whatever connection it comes by.
+        """Enter a member in its roster; the same incarnation keeps its rank, over any connection.
 
-        One that has a predecessor, ``before``, takes that one's rank, and it is to be removed next.
+        One with a predecessor, ``before``, takes its rank, and the predecessor is to be removed next.
 
-        Raises `IdentityError`: somebody else says that it is a member: it does not know its secret, or has another key.
+        Raises `IdentityError`: the sender is not this member: it does not know its secret, or has another key.
         """
         if self._peers.get(peer, hello.incarnation) != hello.incarnation:
             raise ProtocolError("a connection belongs to one incarnation; open another one")
@@ -593,7 +592,7 @@ class Membership:
     def find_farewell(self, who: bytes, secret: bytes, peer: Peer, holder: KeyHolder | None) -> MemberInfo | None:
         """Return the member that says goodbye over a new connection, which is its own from now on.
 
-        Raises `IdentityError`: somebody else says that it is this member.
+        Raises `IdentityError`: the sender is not this member.
         """
         member = self.members.get(who)
         if member is not None:
@@ -606,7 +605,7 @@ class Membership:
         return member
 
     def heard(self, member: MemberInfo, now: float) -> None:
-        """A member gave a sign of life; ``now`` never goes back."""
+        """A member has given a sign of life; ``now`` never goes back."""
         member.seen_at = now
         self._by_silence.move_to_end(member.incarnation)
 
@@ -615,18 +614,18 @@ class Membership:
         return None if incarnation is None else self.members[incarnation]
 
     def title_of_gone(self, peer: Peer) -> str:
-        """Return how the member is called that was behind a connection; empty where none was, or long ago."""
+        """Return the name of the member that was behind a connection; empty if there was none, or long ago."""
         return next((f"{d.member.title}, {d.how}" for d in reversed(self.gone) if d.member.peer == peer), "")
 
     def remove(self, member: MemberInfo, how: DepartureCause, now: float, barred: PSError | None = None) -> None:
-        """A member has gone; ``barred`` is the error that it gets if it sends anything again."""
+        """A member has departed; ``barred`` is the error for its later messages."""
         del self.members[member.incarnation]
         del self._by_silence[member.incarnation]
         del self._peers[member.peer]
         self.processes.left(member)
         member.roster.leave(member)
-        del member.roster  # it knows its job, of which nothing is to stay
-        member.answers.by_request.clear()  # a job's description is large, and nobody asks any more
+        del member.roster  # it knows its job, which must be freed completely
+        member.answers.by_request.clear()  # a job's description is large, and not requested any more
         self._changed("member", member.incarnation)
         self._changed("answers", member.incarnation)
         self._changed("noted", member.incarnation)
@@ -652,25 +651,25 @@ class Membership:
                 member.reported = Reported()
 
     def check_welcome(self, hello: Hello) -> None:
-        """Raise what bars an incarnation that the others went on without, or whose process has ended."""
+        """Raise the error of an evicted incarnation, or of one whose process has ended."""
         if hello.incarnation in self._barred:
             raise self._barred[hello.incarnation][1].again()
         self.processes.check(hello)
 
     def check_known(self, peer: Peer) -> None:
-        """Raise what bars the one that was behind a connection."""
+        """Raise the error of the refused member of a connection."""
         if peer in self._barred_peers:
             raise self._barred_peers[peer].again()
 
     def next_deadline(self) -> float | None:
-        """Return when the member silent for longest is lost."""
+        """Return when the longest silent member is lost."""
         longest = next(iter(self._by_silence.values()), None)
         return None if longest is None else max(longest.seen_at + self.timeout, self._nobody_before)
 
     def overdue(self, now: float, most: int | None = None) -> list[MemberInfo]:
-        """Return the members that were silent for too long, or so many of them.
+        """Return the members that were silent for too long, up to a number.
 
-        Servers come first: no step is to be decided without a worker while it counts on what is lost with a server.
+        Servers come first: no step may be decided without a worker while it relies on a lost server.
         """
         if now < self._nobody_before:
             return []
@@ -678,12 +677,12 @@ class Membership:
         return sorted(late, key=lambda member: member.role != "server")[:most]
 
     def begin_again(self, now: float) -> float:
-        """All have time to come back, however soon they are given up else; return how long."""
+        """Give all members time to come back, whatever their timeouts; return how long."""
         self._nobody_before = now + RETURN_S
         return max(self.timeout, RETURN_S)
 
     def dump(self, who: bytes) -> Plain:
-        """Return what is kept of a member; of those of a job its rank is kept with the job."""
+        """Return a member's journaled state; that of a job's member has its rank with the job."""
         if (member := self.members.get(who)) is None:
             return None
         address, holder = member.origin
@@ -691,20 +690,20 @@ class Membership:
         return [packed(member.hello), rank, address, None if holder is None else list(holder)]
 
     def dump_answers(self, who: bytes) -> Plain:
-        """Return the answers that a member may ask for again; None for none."""
+        """Return the answers that a member may request again; None for none."""
         return self.members[who].answers.dump() if who in self.members else None
 
     @property
     def barred(self) -> Iterable[bytes]:
-        """The incarnations that may not speak any more."""
+        """The refused incarnations."""
         return self._barred.keys()
 
     def dump_barred(self, who: bytes) -> Plain:
-        """Return what is kept of one that may not speak any more."""
+        """Return the journaled state of a refused one."""
         return packed_error(self._barred[who][1]) if who in self._barred else None
 
     def restore(self, kept: Plain, servers: Roster, now: float) -> None:
-        """Have a member that was kept; where it is reached it says itself, and its job where it belongs."""
+        """Restore a journaled member; its connection comes from itself, and its job is set by the job."""
         hello, rank, address, holder = kept
         hello = unpacked(hello)
         member = MemberInfo(
@@ -719,11 +718,11 @@ class Membership:
             servers.take(member, rank)
 
     def restore_barred(self, who: bytes, kept: Plain) -> None:
-        """Bar one that was barred; its connection is not known any more."""
+        """Restore a refused incarnation; its connection is unknown."""
         self._barred[who] = ABSENT + who, unpacked_error(kept)
 
     def validate(self) -> None:
-        """Assert that ranks and connections are unique, and the orders those of the members."""
+        """Assert that ranks and connections are unique, and that the orders fit the members."""
         assert {member.peer: member.hello.incarnation for member in self.members.values()} == self._peers
         rosters = {id(m.roster): m.roster for m in self.members.values()}.values()
         assert sum(map(len, rosters)) == len(self.members)

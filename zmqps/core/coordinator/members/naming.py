@@ -1,4 +1,4 @@
-"""Which node somebody means who names one: by what it calls itself, or by its role and number."""
+"""The node that a name means: its own name, or its role and number."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Collection, Iterator
 from zmqps.core.coordinator.members.membership import MemberInfo
 from zmqps.errors import AmbiguousNodeError, JobError, listed
 
-#: Of those that there are, or are meant, an error names so many.
+#: The most nodes that an error names.
 MOST_NAMED = 16
 
 
 def find_named(name: str, members: Collection[MemberInfo], kind: str = "node") -> MemberInfo:
     """Return the one member that a name means.
 
-    What a node calls itself, with or without the host behind it, ``server-0``, ``server 0``, and for a ``kind`` of
-    node the number alone mean a node; each may have the name of its job and a slash before it. The status names nodes
-    by role and number, so ``server 0`` means that one even if another calls itself so.
+    A node's own name, with or without the host after it, ``server-0``, ``server 0``, and for a ``kind`` of node only
+    the number mean a node; each may be preceded by its job's name and a slash. The status names nodes by role and
+    number, so ``server 0`` means that one even if another has that name.
 
-    Raises `AmbiguousNodeError`: it means several; says how each is named alone; `JobError`: it means none; says which
-    there are.
+    Raises `AmbiguousNodeError`: it means several; says how to name each; `JobError`: it means none; names the existing
+    ones.
     """
     found = [member for member in members if name in _spellings(member, kind)]
     if len(found) > 1:
@@ -34,7 +34,7 @@ def find_named(name: str, members: Collection[MemberInfo], kind: str = "node") -
 
 
 def numbered(member: MemberInfo) -> str:
-    """Return what the status calls a node: its role and number."""
+    """Return a node's name in the status: its role and number."""
     return f"{member.role} {member.rank}"
 
 

@@ -1,4 +1,4 @@
-"""The log lines that members and strangers cause: counted by where they come from, so that nobody silences others."""
+"""The log lines that members and strangers cause: counted by origin, so that none can silence others."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from zmqps.core.protocol.events import Action, Log, Received, Undecodable
 from zmqps.core.protocol.messages import EndJob, Hello
 from zmqps.errors import PSError
 
-#: Lines about members and jobs that an address may cause in some seconds: 64 workers that come and go at once keep
-#: theirs.
+#: Lines about members and jobs that an address may cause in some seconds: enough for 64 workers that join and leave at
+#: once.
 MOST_NEWS = 256
 
 
 class News:
-    """Lets so many lines of each origin through.
+    """Passes a number of lines of each origin.
 
-    An origin is an address, as the transport knows it: what a `Hello` says of its host is anybody's choice. All on the
-    coordinator's host are one, and of these and of others each connection has half of the lines. Strangers of whom the
-    transport says nothing are one more.
+    An origin is an address known to the transport, because the host in a `Hello` can be anything. All nodes on the
+    coordinator's host are one origin, and of this and of others each connection has half of the lines. Strangers
+    unknown to the transport are one more.
     """
 
     def __init__(self) -> None:
@@ -26,21 +26,21 @@ class News:
         self._refused = Throttle()
 
     def of_event(self, actions: list[Action], event: Received, member: MemberInfo | None, now: float) -> list[Action]:
-        """Return what is done about an event, less the lines that are too many."""
+        """Return the actions about an event, without excess log lines."""
         return self._came.spare(actions, now, _origin(event, member), event.peer)
 
     def of_member(self, actions: list[Action], member: MemberInfo, now: float) -> list[Action]:
-        """Return what is done about a member, less the lines that are too many."""
+        """Return the actions about a member, without excess log lines."""
         return self._came.spare(actions, now, member.origin.address, member.peer)
 
     def of_job(self, actions: list[Action], job: str, now: float) -> list[Action]:
-        """Return what is due in a job, less the lines that are too many."""
+        """Return a job's due actions, without excess log lines."""
         return self._came.spare(actions, now, ("job", job))
 
     def refusal(
         self, who: str, error: PSError, event: Received | Undecodable, member: MemberInfo | None, now: float
     ) -> list[Action]:
-        """Return the line about a refused request, unless it is one too many."""
+        """Return the line about a refused request, unless it is in excess."""
         peer = member.hello.name if member is not None else ""
         said = Log("warning", f"refused a request of {who}: {error}", peer=peer, error=error.number)
         origin = member is None, _origin(event, member)  # a stranger takes no lines from the members at its address
@@ -53,7 +53,7 @@ class News:
 
 
 def _origin(event: Received | Undecodable, member: MemberInfo | None) -> str | None:
-    """Return the address that a line is counted for; None where the transport does not say it."""
+    """Return the address that a line is counted for; None if the transport does not know it."""
     if member is not None:
         return member.origin.address
     if isinstance(event, Received) and isinstance(event.message, Hello | EndJob):

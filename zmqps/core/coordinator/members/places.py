@@ -1,4 +1,4 @@
-"""The places of a job's workers: how many it expects, who has one, and what those ask for who wait for one."""
+"""The places of a job's workers: the expected number, the workers with a place, and requests of waiting spares."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from zmqps.errors import JobError, LimitError, PSError, counted, listed
 
 if TYPE_CHECKING:
     from zmqps.core.coordinator.placement.startup import Startup
-#: How a job ends whose workers are done.
+#: How a job ends when its workers are done.
 FINISHED = "its workers have finished"
 ASKED = "ended by zmqps jobs end"
 DOWN = "ended by zmqps down"
-#: How those have gone who may come back.
+#: The departures after which members may come back.
 BROKEN_OFF = (DepartureCause.LOST, DepartureCause.RESTARTED)
-#: Of those who were lost so many are named.
+#: The most lost workers to name.
 MOST_NAMED = 3
-#: What is said of them has a bound, for the status tells it of each job that has ended.
+#: The text about them is bounded, because the status has it for each ended job.
 MAX_CHARS = 600
 #: A worker completes one step at a time, and waits at a few barriers and for ranges of a few data sets.
 MAX_KEPT = 32
@@ -35,13 +35,13 @@ PlaceRequest = Arrive | Enter | Take
 
 
 class Attendance:
-    """The workers of a job that count: towards those it expects, and as whom others wait for.
+    """The workers of a job that count: towards the expected number, and as awaited by others.
 
-    Joining is not enough. Where a number of workers is expected, a worker counts when its ``init`` names the job and
-    there is a place: as many as are expected have one, and keep it until they go. Others that name it are *spares*,
-    which take the places of those who go, in the order in which they came. Taking the job as it is gives no claim:
-    anybody can do that. Where no number is expected, a worker counts when it takes the job, completes a step, enters a
-    barrier or takes a range of data.
+    Joining is not enough. If a number of workers is expected, a worker counts when its ``init`` names the job and there
+    is a place: there are as many places as expected workers, kept until they leave. Others that name it are *spares*,
+    which take free places in the order in which they joined. Taking the job as it is gives no claim: any process can do
+    that. If no number is expected, a worker counts when it takes the job, completes a step, enters a barrier or takes a
+    range of data.
     """
 
     def __init__(self, changed: Changed = nothing) -> None:
@@ -49,13 +49,13 @@ class Attendance:
         self.here: dict[bytes, MemberInfo] = {}
         self.spares: dict[bytes, MemberInfo] = {}
         self.num_finished = 0
-        self._names: set[str] = set()  # of all who ever counted
+        self._names: set[str] = set()  # of all that ever counted
 
     def __len__(self) -> int:
         return len(self.here)
 
     def __iter__(self) -> Iterator[MemberInfo]:
-        """Yield those who count, in the order in which they came to."""
+        """Yield those that count, in the order in which they began to."""
         return iter(self.here.values())
 
     def __contains__(self, incarnation: bytes) -> bool:
@@ -63,14 +63,14 @@ class Attendance:
 
     @property
     def num_joined(self) -> int:
-        """How many have counted so far: one that is restarted under its name is not counted twice.
+        """The number of workers that have counted so far: a restarted one of the same name is not counted twice.
 
-        Those that all have the same name are counted while they are here, and when they have finished.
+        Workers that all have the same name are counted while they are here, and when they have finished.
         """
         return max(len(self._names), len(self) + self.num_finished)
 
     def name(self, member: MemberInfo, places: int | None) -> bool:
-        """A worker has named the job; return whether it counts. ``places``: how many may; None: whoever comes."""
+        """A worker has named the job; return whether it counts. ``places``: how many may; None: any."""
         if member.role != "worker":
             return False
         member.telling.named = True
@@ -92,7 +92,7 @@ class Attendance:
                 self._names.add(member.hello.name)
 
     def fill(self, places: int | None) -> list[MemberInfo]:
-        """Let spares count for whom there is a place now, and return them."""
+        """Let spares count for which there is a place now, and return them."""
         filled = []
         while self.spares and (places is None or len(self.here) < places):
             member = next(iter(self.spares.values()))
@@ -101,7 +101,7 @@ class Attendance:
         return filled
 
     def succeed(self, before: MemberInfo, member: MemberInfo) -> None:
-        """A worker has come in the place of one that is about to go: it counts as that one does, and is no spare."""
+        """A worker replaces one that is about to leave: it counts as that one does, and is not a spare."""
         if before.incarnation in self.here:
             self.count(member)
 
@@ -111,7 +111,7 @@ class Attendance:
             self.num_finished += how == DepartureCause.FINISHED
 
     def begin_anew(self) -> None:
-        """Another job has this name now: nobody counts yet."""
+        """Another job has this name now: no worker counts yet."""
         self.here.clear()
         self.spares.clear()
         self._names.clear()
@@ -128,27 +128,27 @@ class Attendance:
 
 
 def unnamed(job: str, expected: int) -> JobError:
-    """Return the error of a worker that wants to take part in a job that it has not named."""
+    """Return the error of a worker that takes part in a job that it has not named."""
     workers = counted(expected, "worker")
     return JobError(f"the job {job!r} expects {workers}, and counts those that name it: call worker.init(...) first")
 
 
 class Losses:
-    """The workers of a job that were lost, and in whose place nobody has come; those of one name are one worker."""
+    """The lost workers of a job that were not replaced; those of one name are one worker."""
 
     def __init__(self) -> None:
         self._lost: OrderedDict[str, tuple[int, str, bool]] = OrderedDict()  # name -> rank, title, has a claim
-        self._here: Counter[str] = Counter()  # those who train, by name
+        self._here: Counter[str] = Counter()  # the training ones, by name
         self._finished: OrderedDict[str, None] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._lost)
 
     def began(self, worker: MemberInfo, *, by_rank: bool, places: int | None = None) -> None:
-        """A worker begins: it is one that was lost, by its name, or takes the place of one, by its rank.
+        """A worker begins: by its name it is a lost one, or it takes the place of one, by its rank.
 
-        Where so many ``places`` are left empty, no more than so many are missed: it has come instead of one. Not so if
-        it is the restart of a worker that is not lost yet: that one will not be missed, but whose place it has is.
+        If this many ``places`` are empty, at most that many are missing: it replaces one. Not if it is the restart of a
+        worker that is not lost yet: that one will not be missed, but the one whose place it has is.
         """
         name = worker.hello.name
         self._here[name] += 1
@@ -161,7 +161,7 @@ class Losses:
             self._lost.popitem()
 
     def left(self, worker: MemberInfo, how: DepartureCause) -> None:
-        """A worker that had begun has gone; one that was restarted under its name before it was lost is there."""
+        """A worker that had begun has departed; a restarted one of its name may be there already."""
         name = worker.hello.name
         self._here[name] -= 1
         if how == DepartureCause.FINISHED:
@@ -186,12 +186,12 @@ class Losses:
 
     @property
     def to_return(self) -> bool:
-        """Whether one of them is started again by its supervisor, perhaps: that it is lost is no end of the job."""
+        """Whether one of them may be restarted by its supervisor: then its loss does not end the job."""
         return any(has_claim for _, _, has_claim in self._lost.values())
 
     @property
     def text(self) -> str:
-        """Who was lost, in words; empty if nobody was."""
+        """The lost workers, in words; empty if there are none."""
         if not self._lost:
             return ""
         titles = [title for _, title, _ in self._lost.values()]
@@ -205,7 +205,7 @@ class Losses:
 
 
 def end_of_cluster(how: str, losses: Losses, lost_shard: PSError | None) -> Exit:
-    """Return how a cluster ends that was there for one job, which has ended; ``how`` is how."""
+    """Return how a cluster ends that was started for one job, which has ended; ``how`` is how."""
     if lost_shard is not None:
         return Exit(exits.FAILED, f"the job has failed: {lost_shard}")
     if how.startswith(FINISHED) and losses:
@@ -216,17 +216,16 @@ def end_of_cluster(how: str, losses: Losses, lost_shard: PSError | None) -> Exit
 
 
 class Spares(dict[bytes, dict[int, PlaceRequest]]):
-    """Requests of workers for which a job has no place yet: by incarnation and request, in the order they came."""
+    """Requests of workers without a place: by incarnation and request, in order of arrival."""
 
     def __init__(self, members: Mapping[bytes, MemberInfo]) -> None:
         super().__init__()
         self._members = members
 
     def keep(self, member: MemberInfo, message: PlaceRequest) -> None:
-        """Keep a request; of steps that are completed the last one counts.
+        """Store a request; of completed steps the last one counts.
 
-        Raises `LimitError`: these are too many; `ProtocolError`: it would be refused of a worker that
-        counts, too.
+        Raises `LimitError`: there are too many; `ProtocolError`: it would also be refused from a worker that counts.
         """
         if isinstance(message, Enter):
             check_name("a barrier's name", message.barrier)
@@ -237,7 +236,7 @@ class Spares(dict[bytes, dict[int, PlaceRequest]]):
         self[member.incarnation] = {**others, message.request: message}
 
     def take(self, member: MemberInfo) -> list[PlaceRequest]:
-        """Return what a worker has asked for that counts now, or has gone, and forget it."""
+        """Return and remove the requests of a worker that counts now, or has departed."""
         return list(self.pop(member.incarnation, {}).values())
 
     def withdraw(self, member: MemberInfo, request: int) -> None:
@@ -247,7 +246,7 @@ class Spares(dict[bytes, dict[int, PlaceRequest]]):
             del self[member.incarnation]
 
     def fail(self, error: PSError, *, arrivals_only: bool = False) -> list[Action]:
-        """Answer what is kept, or completed steps alone, by an error."""
+        """Answer stored requests, or only completed steps, by an error."""
         actions: list[Action] = []
         for who, kept in list(self.items()):
             for request, message in list(kept.items()):
@@ -257,13 +256,13 @@ class Spares(dict[bytes, dict[int, PlaceRequest]]):
         return actions
 
     def go_back(self) -> None:
-        """Steps that were completed are gone; whoever had asked for the next one asks again."""
+        """Completed steps are lost; workers that had requested the next one ask again."""
         for who, kept in list(self.items()):
             for request in [request for request, message in kept.items() if _arrives(message)]:
                 self.withdraw(self._members[who], request)
 
     def waiters(self, expected: int) -> Iterator[Waiter]:
-        """Yield who waits, with the request, and what says for what."""
+        """Yield the waiting workers, with the request, and a function that says what it waits for."""
         text = waiting_for(expected)
 
         def say() -> str:
@@ -274,13 +273,13 @@ class Spares(dict[bytes, dict[int, PlaceRequest]]):
                 yield self._members[who], request, say
 
     def validate(self, spares: Mapping[bytes, MemberInfo]) -> None:
-        """Assert that they are spares, and nothing is kept for nobody."""
+        """Assert that they are spares, and that no entry is empty."""
         assert set(self) <= set(spares) <= set(self._members)
         assert all(kept and len(kept) <= MAX_KEPT for kept in self.values())
 
 
 def waiting_for(expected: int) -> str:
-    """Say what a spare waits for."""
+    """Return what a spare waits for."""
     return f"a place among the {counted(expected, 'worker')} that the job expects: it is a spare"
 
 
@@ -289,21 +288,21 @@ def _arrives(message: PlaceRequest) -> bool:
 
 
 class Occupancy:
-    """Of one job, what its members have begun."""
+    """The activity of one job's members."""
 
     def __init__(
         self, name: str, before: str, members: Mapping[bytes, MemberInfo], workers: Roster, lease: float
     ) -> None:
         self.training: set[bytes] = set()  # workers that have begun
-        self.idle_since: float | None = None  # since when nobody is there
-        self.is_closing = False  # it ends once it is saved once more: nobody has to come back in time
+        self.idle_since: float | None = None  # since when it has no members
+        self.is_closing = False  # it ends once it is saved once more: its members need not come back in time
         self._name = name
-        self._before = before  # how the job that had this name before has ended; empty: there was none
+        self._before = before  # how the previous job of this name has ended; empty: there was none
         self._members = members
         self._workers = workers
-        self._lease = lease  # seconds that a job is kept without anybody there; 0: for ever
-        self._left_alone = False  # its workers have gone, and no other one has begun since
-        self._returned: set[bytes] = set()  # workers that came to it then and have not begun yet
+        self._lease = lease  # seconds that a job is kept without members; 0: forever
+        self._left_alone = False  # its workers have left, and no other one has begun since
+        self._returned: set[bytes] = set()  # workers that joined it then and have not begun yet
 
     def come(self, member: MemberInfo) -> None:
         if self._left_alone and member.role == "worker":
@@ -317,30 +316,30 @@ class Occupancy:
         self._left_alone = False
 
     def go(self, member: MemberInfo, now: float, *, ready: bool) -> None:
-        """Somebody has gone, and is no member any more; ``ready``: the job can be trained."""
+        """A member has departed; ``ready``: the job can be trained."""
         self._returned.discard(member.incarnation)
         if not self._members:
             self.idle_since = now
         trained = member.incarnation in self.training
         self.training.discard(member.incarnation)
         if ready and not self.training and (trained or not len(self._workers)):
-            self._left_alone = True  # who is there already, as in a notebook's next cell, has come to it, too
+            self._left_alone = True  # workers already here, as in a notebook's next cell, count as returned, too
             self._returned |= {worker.incarnation for worker in self._workers}
 
     @property
     def is_abandoned(self) -> bool:
-        """Whether its workers have gone, and nobody is there who looks at what they trained, or trains it again."""
+        """Whether its workers have left, without any member that looks at what they trained, or trains it again."""
         return self._left_alone and self._returned == set(self._members)
 
     @property
     def ends_at(self) -> float | None:
-        """When nobody has been there for so long that the job is not kept any more."""
+        """When a job without members ends."""
         if self.idle_since is None or self.is_closing or not self._lease:
             return None
         return self.idle_since + self._lease
 
     def note(self, member: MemberInfo, owner: str) -> str:
-        """Return what a member is told whose values are not those that its user may expect; else nothing."""
+        """Return the note for a member whose values may not be those its user expects; else nothing."""
         name = self._name
         if member.incarnation in self._returned:
             return (
@@ -356,7 +355,7 @@ class Occupancy:
         return [sorted(self.training), sorted(self._returned), self._left_alone, self._before, idle]
 
     def restore(self, kept: Plain, now: float) -> None:
-        """Be what was kept; the lease of a job that nobody is there for begins again."""
+        """Restore the journaled state; the lease of a job without members starts again."""
         training, returned, self._left_alone, self._before, idle = kept
         self.training, self._returned = set(training), set(returned)
         self.idle_since = now if idle else None
@@ -366,7 +365,7 @@ class Occupancy:
 
 
 class Places:
-    """Who takes part in a job, and who is missed if it is lost."""
+    """The members that take part in a job, and those that are missed if lost."""
 
     def __init__(
         self,
@@ -382,34 +381,34 @@ class Places:
         self._startup = startup
         self._members = members
         self._workers = workers
-        self._dismiss = dismiss  # lets what a worker waits for fail that counts no more
+        self._dismiss = dismiss  # fails the waits of a worker that does not count any more
         self._changed = changed
-        self.chief: MemberInfo | None = None  # the worker that was told that it is the chief
-        self._all_joined = 0  # the largest number of workers that was expected and came
-        self._missed: set[bytes] = set()  # workers that count and have begun: if lost, the job has lost a worker
+        self.chief: MemberInfo | None = None  # the worker informed that it is the chief
+        self._all_joined = 0  # the largest expected number of workers that joined
+        self._missed: set[bytes] = set()  # workers that count and have begun: if one is lost, the job has lost a worker
 
     @property
     def expected(self) -> int | None:
-        """How many workers the job expects; None: whoever comes."""
+        """The expected number of workers; None: any."""
         job = self._startup.job
         return self._startup.options.workers if job is None or job.workers is None else job.workers
 
     @property
     def num_workers(self) -> int:
-        """How many workers the job counts on: as many as expected, less those who were lost, or as many as are here."""
+        """The number of workers the job counts on: the expected ones without those lost, or the present ones."""
         if (expected := self.expected) is None:
             return len(self._workers)
         return max(expected - len(self.losses), len(self.attendance))
 
     @property
     def num_missing(self) -> int:
-        """How many of the expected workers do not count yet; none, once all did."""
+        """The number of expected workers that do not count yet; none, once all did."""
         expected = self.expected or 0
         return 0 if expected <= self._all_joined else max(0, expected - self.attendance.num_joined)
 
     @property
     def awaited(self) -> Roster | Attendance:
-        """Whom barriers wait for: who counts or, where whoever comes trains, all workers that are here."""
+        """The workers that barriers wait for: those that count or, if any may train, all workers that are here."""
         return self._workers if self.expected is None else self.attendance
 
     def counts(self, member: MemberInfo) -> bool:
@@ -417,14 +416,14 @@ class Places:
         return self.expected is None or member.incarnation in self.attendance
 
     def lasts(self, member: MemberInfo) -> bool:
-        """Whether what a member says of the data goes for others: it is one of those the job is for."""
+        """Whether a member's description of the data is binding for others: it is one of the job's workers."""
         return member.telling.named if self.expected is None else member.incarnation in self.attendance
 
     def count(self, member: MemberInfo, named: bool, first: bool) -> list[Action]:
-        """Count a worker that names the job, if there is a place; one that takes it as it is, if whoever comes counts.
+        """Count a worker that names the job, if there is a place; one that takes it as it is, if any may count.
 
-        Whoever is the first to name it has begun another job than those that could not be started, for which
-        others may have been counted.
+        The first worker to name it has begun another job than those that could not be started, for which others may
+        have been counted.
         """
         actions = self._begin_anew() if first else []
         if named and self.attendance.name(member, self.expected):
@@ -451,17 +450,17 @@ class Places:
         return told
 
     def find_chief(self) -> MemberInfo | None:
-        """Return the worker that does for its job what only one is to do: the one with the lowest rank that counts.
+        """Return the chief of the job: the counting worker with the lowest rank.
 
-        While some have yet to come for the first time, it can only be that with rank 0.
+        While some have yet to join for the first time, it can only be that with rank 0.
         """
-        first = next(iter(self._workers), None)  # by rank; nobody looks at all for each that comes, if it counts
+        first = next(iter(self._workers), None)  # by rank; not all are examined for each joining worker
         if first is None or first.incarnation not in self.attendance:
             first = min(self.attendance, key=lambda member: member.rank, default=None)
         return None if first is None or (first.rank and self.num_missing) else first
 
     def name_chief(self, acknowledge: Callable[[MemberInfo], HeartbeatAck]) -> list[Action]:
-        """Tell a new chief that it is that, and the old one, if it is here, that it is that no more."""
+        """Inform the new chief, and the old one, if it is here."""
         before, self.chief = self.chief, self.find_chief()
         if self.chief is before:
             return []
@@ -473,7 +472,7 @@ class Places:
         return actions
 
     def note_joined(self) -> None:
-        """Somebody has come or gone: perhaps all who are expected have come."""
+        """A member has joined or left: perhaps all expected ones have joined."""
         expected = self.expected or 0
         if self.attendance.num_joined >= expected > self._all_joined:
             self._all_joined = expected
@@ -486,7 +485,7 @@ class Places:
 
     def _miss(self, member: MemberInfo, num_counted: int) -> None:
         """A worker is missed from now on if it is lost; ``num_counted``: how many have places."""
-        if member.incarnation not in self._missed:  # who was expected anyway comes in nobody's place
+        if member.incarnation not in self._missed:  # an expected one replaces no other
             places = None if self.expected is None else self.expected - num_counted
             self.losses.began(member, by_rank=(self.expected or 0) <= self._all_joined, places=places)
             self._missed.add(member.incarnation)
@@ -500,13 +499,13 @@ class Places:
         self.spares.take(member)
 
     def keep(self, member: MemberInfo, message: PlaceRequest) -> list[Action] | None:
-        """Return None for a worker that takes part; keep what a spare asks for, and refuse others.
+        """Return None for a worker that takes part; store a spare's request, and refuse others.
 
-        Raises `JobError`: so many workers are expected, and this one has not named the job.
+        Raises `JobError`: a number of workers is expected, and this one has not named the job.
         """
         expected = self.expected
         if expected is None or (self._startup.job is None and len(self.attendance) < expected):
-            self.attendance.count(member)  # where there is no job yet: until somebody names one
+            self.attendance.count(member)  # if there is no job yet: until one is named
         if expected is None or member.incarnation in self.attendance:
             return None
         if member.incarnation not in self.attendance.spares:
@@ -515,7 +514,7 @@ class Places:
         return [Send(member.peer, Waiting(message.request, waiting_for(expected)))]
 
     def fill(self, training: Collection[bytes]) -> list[MemberInfo]:
-        """Let spares take the places that are free, and return them; ``training``: who has begun, by incarnation."""
+        """Let spares take free places, and return them; ``training``: workers that have begun, by incarnation."""
         filled = self.attendance.fill(self.expected)
         for num_counted, member in enumerate(filled, len(self.attendance) - len(filled) + 1):
             if member.incarnation in training:
@@ -523,7 +522,7 @@ class Places:
         return filled
 
     def dump(self) -> Plain:
-        """Return what is kept of them; what spares ask for they ask again."""
+        """Return the journaled state; spares repeat their requests."""
         named = sorted(who for who, member in self._members.items() if member.telling.named)
         return [self.attendance.dump(), self.losses.dump(), self._all_joined, sorted(self._missed), named]
 
@@ -536,7 +535,7 @@ class Places:
             self._members[who].telling.named = True
 
     def validate(self, training: Collection[bytes]) -> None:
-        """Assert that who is counted is here, and only who has begun is missed."""
+        """Assert that counted workers are here, and that only workers that have begun are missed."""
         self.spares.validate(self.attendance.spares)
         assert set(self.attendance.here) <= set(self._members)
         assert self.chief is None or self.chief.incarnation in self.attendance

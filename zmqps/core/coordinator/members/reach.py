@@ -1,4 +1,4 @@
-"""Who can reach whom: the addresses that servers advertise, the hosts that members come from, and what they report."""
+"""Reachability: the addresses that servers advertise, the hosts that members come from, and reports of members."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from zmqps.core.protocol.endpoints import host_of, is_loopback, is_wildcard, spl
 from zmqps.core.protocol.messages import Hello
 from zmqps.errors import UnreachableAddressError, printable
 
-#: Name of the counter by which a worker says which servers it cannot reach; see `zmqps.core.worker.connections.links`.
+#: The counter in which a worker names unreachable servers; see `zmqps.core.worker.connections.links`.
 UNREACHED = "unreached"
 MAX_UNREACHED_CHARS = 600
-#: So many of those who cannot reach a server are named.
+#: The most members to name that cannot reach a server.
 MOST_NAMED = 8
 
 
@@ -47,7 +47,7 @@ def check_advertised(hello: Hello, origin: str) -> None:
 
 
 def check_in_reach(role: str, origin: str, servers: Iterable[MemberInfo]) -> None:
-    """Raise `UnreachableAddressError` for a worker or observer that a server's host keeps from reaching it."""
+    """Raise `UnreachableAddressError` for a worker or observer that cannot reach a server's host."""
     for server in servers if origin else ():
         endpoints = server.hello.endpoint.split()
         if _only_here(endpoints):
@@ -67,13 +67,13 @@ def _only_here(endpoints: list[str]) -> bool:
 
 
 def unreached(counters: Mapping[str, Any]) -> str:
-    """Return which servers a worker says that it cannot reach; empty for none."""
+    """Return the servers that a worker reports as unreachable; empty for none."""
     text = counters.get(UNREACHED, "")
     return printable(text[:MAX_UNREACHED_CHARS]) if isinstance(text, str) else ""
 
 
 def complaints(members: Iterable[MemberInfo]) -> Iterator[str]:
-    """Yield who cannot reach which servers, and since when, in words."""
+    """Yield which members cannot reach which servers, and since when, in words."""
     found = [
         f"{member.title} cannot reach {member.reported.unreached}" for member in members if member.reported.unreached
     ]

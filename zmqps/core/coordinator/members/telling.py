@@ -1,8 +1,8 @@
-"""Tells members the job they asked for, spaced out where that would hold up the others.
+"""Sends members the job they requested, at intervals if that would delay others.
 
-The description of a large model takes milliseconds to send, and a hundred bytes ask for it. A worker that has named the
-job has sent as much itself, and is told at once. Others are told a few at a time, and who has been told before comes
-after those who have not.
+The description of a large model takes milliseconds to send, and is requested by a hundred bytes. A worker that has
+named the job has sent as much itself, and gets it at once. Others get it a few at a time; those that have had it before
+come last.
 """
 
 from __future__ import annotations
@@ -16,38 +16,38 @@ from zmqps.core.node.timers import Wheel
 from zmqps.core.protocol.events import Action, Peer, Send
 from zmqps.core.protocol.messages import Job
 
-#: What it takes to send a job, and for each of its parameters.
+#: The time to send a job, and each of its parameters.
 TELL_S = 50e-6
 PARAMETER_S = 1e-6
-#: Telling takes at most half of the time; telling again a tenth, but for as much as fits into `BURST_S`.
+#: Sending takes at most half of the time; resending a tenth, but for as much as fits into `BURST_S`.
 FIRST_SHARE = 2.0
 AGAIN_SHARE = 10.0
 BURST_S = 0.1
-#: One who waits may ask again so often, but for a few times: others hear of it, too.
+#: A waiting member may repeat its request this often, except for a few times: others need time, too.
 REPEAT_S = 0.5
 REPEAT_BURST_S = 1.0
 
 
 class Line:
-    """Members that are to be told, in turns; each of them has a few requests."""
+    """Members waiting for a job, in turns; each has a few requests."""
 
     def __init__(self, share: float) -> None:
-        self._share = share  # how much longer than telling somebody takes is the time until the next is told
+        self._share = share  # the pause after a job, in multiples of its sending time
         self._members: OrderedDict[bytes, tuple[MemberInfo, deque[int]]] = OrderedDict()
-        self._due = -math.inf  # when the next one may be told
+        self._due = -math.inf  # when the next one may be sent
 
     def add(self, member: MemberInfo, request: int) -> None:
-        """Let a member wait until it is told; of many requests the newest count, as of those that are remembered."""
+        """Queue a member; of many requests the newest count, as for remembered answers."""
         _, requests = self._members.setdefault(member.incarnation, (member, deque(maxlen=MAX_ANSWERED)))
         if request not in requests:
             requests.append(request)
 
     def next_deadline(self) -> float | None:
-        """Return when somebody can be told; None if nobody waits."""
+        """Return when the next one can be sent; None if none waits."""
         return self._due if self._members else None
 
     def due(self, now: float) -> list[Action]:
-        """Tell those who are next; an answer that is not remembered any more is not given."""
+        """Send the next ones; forgotten answers are not sent."""
         told: list[Action] = []
         while self._members and now >= self._due:
             incarnation, (member, requests) = self._members.popitem(last=False)
@@ -60,13 +60,13 @@ class Line:
         return told
 
     def validate(self) -> None:
-        """Assert that who is here waits for something."""
+        """Assert that each queued member waits for something."""
         for _, requests in self._members.values():
             assert requests
 
 
 class Telling:
-    """The answers to `Init` on their way to the members of all jobs."""
+    """The pending answers to `Init` of the members of all jobs."""
 
     def __init__(self, find: Callable[[Peer], MemberInfo | None], wheel: Wheel) -> None:
         self._timer = wheel.timer("telling jobs", self.next_deadline, self.on_deadline)
@@ -94,7 +94,7 @@ class Telling:
         return [*spaced, *self.on_deadline(now)]
 
     def too_soon(self, member: MemberInfo, now: float) -> bool:
-        """Whether a member has asked too often for what it still waits for."""
+        """Whether a member has repeated a pending request too often."""
         due = max(member.telling.again_at, now)
         if due > now + REPEAT_BURST_S:
             return True
@@ -106,7 +106,7 @@ class Telling:
         return min([due for due in dues if due is not None], default=None)
 
     def on_deadline(self, now: float) -> list[Action]:
-        """Tell those whose turn it is."""
+        """Send the jobs whose turn it is."""
         return [*self._first.due(now), *self._again.due(now)]
 
     def validate(self) -> None:

@@ -1,1 +1,1 @@
-"""Steps of a job, and what its workers wait for at the coordinator."""
+"""Steps of a job, and its workers' waits at the coordinator."""

@@ -1,6 +1,6 @@
-"""Named barriers: who has entered, who is awaited. By identity, never by counting messages.
+"""Named barriers: the workers that have entered, and those awaited. By identity, never by counting messages.
 
-An event costs what it concerns: the barriers of the member that has come, entered or gone, never all that there are.
+An event costs only what it concerns: the barriers of its member, never all of them.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from zmqps.core.protocol.messages import Enter, Released, Waiting
 from zmqps.core.protocol.messages.hello import check_name
 from zmqps.errors import LimitError, PSError, counted, listed
 
-#: A worker waits at one, or at a few from several threads; so nobody can use up what others need.
+#: A worker waits at one, or at a few from several threads; the bound keeps it from using up what others need.
 MAX_BARRIERS = 16
-#: How many of the awaited members an error names.
+#: The most awaited members that an error names.
 MOST_NAMED = 8
-#: Among so many a worker that enters is told names at once; thousands may enter one after the other.
+#: Up to this many a worker that enters gets names at once; thousands may enter one after the other.
 MOST_LOOKED_AT = 32
 
 
 @dataclass(slots=True)
 class Barrier:
-    """One barrier that somebody waits at."""
+    """One barrier with waiting workers."""
 
     name: str
     waiters: dict[bytes, int] = field(default_factory=dict)  # incarnation -> request
 
 
 class Barriers:
-    """All barriers that somebody waits at.
+    """All barriers with waiting workers.
 
-    A worker that begins to wait is *paused*: no step may wait for it meanwhile, or it and those it waits for would wait
-    for each other. All who enter are among those that are awaited, and those who only idle need not be.
+    A waiting worker is *paused*: no step may wait for it meanwhile, or it and those it waits for would wait for each
+    other. All that enter are among the awaited ones; idle members need not be.
     """
 
     def __init__(
@@ -51,15 +51,15 @@ class Barriers:
         self.by_name: dict[str, Barrier] = {}
         self._members = members
         self._awaited = awaited
-        self._of: dict[bytes, dict[str, Barrier]] = {}  # what each member waits at
+        self._of: dict[bytes, dict[str, Barrier]] = {}  # the barriers of each member
         self._pause = pause
         self._resume = resume
 
     def enter(self, member: MemberInfo, message: Enter, missing: int) -> list[Action]:
-        """A worker enters; ``missing`` are expected and have not joined yet. `release` is to follow.
+        """A worker enters; ``missing`` are expected and have not joined yet. `release` follows.
 
         Raises `LimitError`: it waits at too many barriers, or the name is too long; `ProtocolError`: the name has
-        characters that cannot be shown.
+        unprintable characters.
         """
         name = check_name("a barrier's name", message.barrier)
         entered = self._of.get(member.incarnation, {})
@@ -70,18 +70,18 @@ class Barriers:
         self._of.setdefault(member.incarnation, {})[name] = barrier
         self._pause(member, _reason(barrier))
         if self._complete(barrier, missing):
-            return []  # `release` follows, after the steps that need not wait for who waits here
+            return []  # `release` follows, after the steps that need not wait for workers in barriers
         return [Send(member.peer, Waiting(message.request, self.waiting_for(barrier, missing, MOST_LOOKED_AT)))]
 
     def release(self, missing: int) -> list[Action]:
-        """Release the barriers that everybody has entered; called when somebody has, or an awaited member has gone."""
+        """Release the barriers that all have entered; called after an entry, or the departure of an awaited member."""
         anybody = next(iter(self._awaited()), None) if self.by_name else None
-        entered = self._of.get(anybody.incarnation, {}) if anybody else {}  # of no other barrier all are there
+        entered = self._of.get(anybody.incarnation, {}) if anybody else {}  # no other barrier can be complete
         complete = [barrier for barrier in entered.values() if self._complete(barrier, missing)]
         return [action for barrier in complete for action in self._release(barrier)]
 
     def _complete(self, barrier: Barrier, missing: int) -> bool:
-        return not missing and len(barrier.waiters) == len(self._awaited())  # all who wait are awaited
+        return not missing and len(barrier.waiters) == len(self._awaited())  # all waiting ones are awaited
 
     def _release(self, barrier: Barrier) -> list[Action]:
         return [
@@ -90,7 +90,7 @@ class Barriers:
         ]
 
     def lose(self, member: MemberInfo, error: PSError) -> list[Action]:
-        """A worker vanished: those who wait for it fail."""
+        """A worker was lost: those that wait for it fail."""
         entered = self._of.get(member.incarnation, {})
         broken = [barrier for name, barrier in self.by_name.items() if name not in entered]
         actions: list[Action] = []
@@ -101,7 +101,7 @@ class Barriers:
         return actions
 
     def dismiss(self, member: MemberInfo, error: PSError) -> list[Action]:
-        """A worker counts no more: what it waits at fails."""
+        """A worker does not count any more: its waits fail."""
         requests = [barrier.waiters[member.incarnation] for barrier in self._of.get(member.incarnation, {}).values()]
         self.withdraw(member)
         return [member.fail(request, error) for request in requests]
@@ -128,7 +128,7 @@ class Barriers:
                     del self.by_name[barrier.name]
 
     def waiting_for(self, barrier: Barrier, missing: int, looked_at: int | None = None) -> str:
-        """Say whom a barrier waits for; nothing when everybody has entered."""
+        """Return whom a barrier waits for; nothing when all have entered."""
         everybody = self._awaited()
         workers = islice(everybody, looked_at)
         awaited = (worker.title for worker in workers if worker.incarnation not in barrier.waiters)
@@ -139,14 +139,14 @@ class Barriers:
         return ", ".join(texts)
 
     def waiters(self, missing: int) -> Iterator[Waiter]:
-        """Yield who waits, with the request, and what says for whom."""
+        """Yield the waiting workers, with the request, and a function that says what it waits for."""
         for barrier in self.by_name.values():
             say = partial(self.waiting_for, barrier, missing)
             for incarnation, request in barrier.waiters.items():
                 yield self._members[incarnation], request, say
 
     def validate(self) -> None:
-        """Assert that every barrier has a waiter, and every waiter is awaited itself."""
+        """Assert that every barrier has a waiting worker, and every waiting one is awaited itself."""
         if not self.by_name:
             assert not self._of
             return

@@ -1,9 +1,9 @@
 """Index ranges of a data set, handed out to workers so that every example is used once per pass.
 
-The coordinator knows numbers only: how many examples there are, never what they are. A range is
-taken by one worker and *done* when that worker asks for the next one or finishes. What a lost,
-evicted or closed worker had taken is handed out again, before anything else. The next pass begins
-when all of this one is done: until then who asks for more waits, because a range may come back.
+The coordinator knows only numbers: how many examples there are, never their content. A range is taken by one worker and
+*done* when that worker asks for the next one or finishes. The range of a lost, evicted or closed worker is handed out
+again, before anything else. The next pass begins when all of this one is done: until then requests wait, because a
+range may come back.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ from zmqps.core.protocol.events import Action, Send
 from zmqps.core.protocol.messages import Range, Take, Waiting
 from zmqps.errors import LimitError, PSError, listed
 
-#: Data sets with a name of their own; a training has one, and perhaps one to evaluate with.
+#: Data sets by name; a training has one, and perhaps one to evaluate with.
 MAX_DATA_SETS = 1024
-#: So many of them may be of one worker's naming and not used up; so nobody can use up what others need.
+#: A worker may have named this many that are not used up; the bound keeps it from using up what others need.
 MAX_NAMED = 64
-#: How many of the workers whose ranges are awaited an error names.
+#: The most awaited workers that an error names.
 MOST_NAMED = 8
-#: What a checkpoint knows of one: its description, its pass, the next range, and those to do again.
+#: A checkpoint's part: its description, its pass, the next range, and those to do again.
 SAVED_FIELDS = 4
-#: How many data sets, and of each how many workers, the status shows.
+#: How many data sets, and how many workers of each, the status shows.
 MOST_SHOWN = 64
 
 
 class DataSet:
-    """Which ranges of one data set are to do, taken by whom, and done.
+    """Which ranges of one data set are to do, taken by which worker, and done.
 
-    What is to do is a counter and the few ranges that came back, so its memory is bounded by the
-    number of workers, however many ranges there are.
+    The remaining ones are a counter and the few ranges that came back, so its memory is bounded by the number of
+    workers, however many ranges there are.
     """
 
     def __init__(self, spec: DataSpec, owner: str, named_by: bytes) -> None:
         self.spec = spec
         self.owner = owner
         self.named_by = named_by
-        self.lasts = False  # somebody has asked for it who counts
+        self.lasts = False  # a counting worker has asked for it
         self.here: set[bytes] = set()  # members that have asked for it
         self.data_pass = 0
         self.taken: dict[bytes, int] = {}
@@ -61,11 +61,11 @@ class DataSet:
 
     @property
     def untouched(self) -> bool:
-        """Whether nothing of it is done."""
+        """Whether none of it is done."""
         return not self.data_pass and not self.num_done
 
     def done(self, worker: bytes, used: Number) -> None:
-        """A worker has used a range; ignored unless it is the one that the worker has."""
+        """A worker has used a range; ignored unless the worker has that range."""
         if used == (self.data_pass, self.taken.get(worker)):
             self._done(worker)
 
@@ -76,7 +76,7 @@ class DataSet:
             self.data_pass, self.num_done, self._next = self.data_pass + 1, 0, 0
 
     def take(self, worker: bytes) -> int | None:
-        """Give a worker a range, the one it has if it has one; None if there is none at the moment."""
+        """Give a worker a range, its present one if it has one; None if there is none at the moment."""
         if self.over:
             return None
         if worker not in self.taken:
@@ -88,7 +88,7 @@ class DataSet:
         return self.taken.get(worker)
 
     def leave(self, worker: bytes, *, finished: bool) -> None:
-        """A worker has gone: its range is done if it has finished, and to do again otherwise."""
+        """A worker has departed: its range is done if it has finished, and to do again otherwise."""
         self.waiting.pop(worker, None)
         if worker in self.taken:
             if finished:
@@ -98,7 +98,7 @@ class DataSet:
                 self.num_returned += 1
 
     def range(self, request: int, number: int | None, step: int) -> Range:
-        """Return the answer that hands a range out, or says that there is none any more."""
+        """Return the answer with a range, or that there is none any more."""
         if number is None:
             return Range(request, self.data_pass, 0, 0, 0, step)
         start = number * self.spec.range_size
@@ -107,7 +107,7 @@ class DataSet:
         )
 
     def dump(self) -> Plain:
-        """Return what is kept of it; who waits for a range asks again."""
+        """Return the journaled state; waiting workers ask again."""
         return [
             packed(self.spec.take(0, None)), self.owner, self.named_by, self.lasts, sorted(self.here), self.data_pass,
             [[who, number] for who, number in self.taken.items()], self.num_done, self.num_returned, self._next,
@@ -125,19 +125,19 @@ class DataSet:
         return data
 
     def saved(self) -> list[Any]:
-        """Return where it stands as plain data; what a worker has and has not used is to do again."""
+        """Return its position as plain data; ranges taken and not used are to do again."""
         spec, out = self.spec, sorted([*self.taken.values(), *self._returned])
         described = [spec.name, spec.num_examples, spec.range_size, spec.passes, spec.shuffle_seed]
         return [described, self.data_pass, self._next, out]
 
     def resume(self, saved: list[Any]) -> None:
-        """Stand where `saved` says."""
+        """Restore a position of `saved`."""
         _, self.data_pass, self._next, out = saved
         self._returned = deque(out)
         self.num_done = self._next - len(out)
 
     def go_back(self, saved: list[Any] | None) -> None:
-        """Stand where `saved` says, or at the beginning; what workers have is to do again."""
+        """Restore a position of `saved`, or the beginning; taken ranges are to do again."""
         self.taken.clear()
         self.resume(saved if saved is not None else [[], 0, 0, []])
 
@@ -155,8 +155,8 @@ class DataSet:
 class DataSets:
     """The data sets of a job.
 
-    A worker that begins to wait for a range is *paused*: it must not be waited for meanwhile, or it and those whose
-    ranges it waits for would wait for each other.
+    A worker that waits for a range is *paused*: no step may wait for it meanwhile, or it and those whose ranges it
+    waits for would wait for each other.
     """
 
     def __init__(
@@ -169,22 +169,22 @@ class DataSets:
     ) -> None:
         self.by_name: dict[str, DataSet] = {}
         self._changed = changed  # called with the name of a data set
-        self._saved: dict[str, list[Any]] = {}  # where those stand that nobody has named since the job was restored
-        self._of: dict[bytes, dict[str, DataSet]] = {}  # those that each worker has asked for a range of
+        self._saved: dict[str, list[Any]] = {}  # positions of those that no member has named since the job was restored
+        self._of: dict[bytes, dict[str, DataSet]] = {}  # those that each worker has requested a range of
         self._members = members
-        self._counts = counts  # whether a member counts: whether a data set that it asks for lasts
+        self._counts = counts  # whether a member counts: whether a data set that it requests lasts
         self._pause = pause
-        self._resume = resume  # returns the clock that it goes on with if it was paused, else 0
+        self._resume = resume  # returns the clock that it continues with if it was paused, else 0
 
     def take(self, member: MemberInfo, message: Take) -> list[Action]:
-        """A worker asks for a range.
+        """A worker requests a range.
 
-        Raises `JobMismatchError`: another worker has described this data set otherwise, and counts or this one does
+        Raises `JobMismatchError`: another worker has described this data set differently, and counts or this one does
         not; `ConfigurationError` or `LimitError`: it cannot be handed out.
         """
         spec, counts = DataSpec.of(message), self._counts(member)
         data, actions = self.by_name.get(spec.name), list[Action]()
-        if data is not None and counts and not data.lasts and data.spec != spec:  # what others have made of the name
+        if data is not None and counts and not data.lasts and data.spec != spec:  # replaces others' description
             actions += self._drop(data, _differs(data, spec, member))
             data = None
         if data is None:
@@ -198,7 +198,7 @@ class DataSets:
         self._changed(spec.name)
         data.lasts |= counts
         if data.lasts:
-            self._saved.pop(spec.name, None)  # not before: one that does not last takes its place with it
+            self._saved.pop(spec.name, None)  # not before: one that does not last restores its position
         data.here.add(member.incarnation)
         if len(message.done) == 2:
             data.done(member.incarnation, (message.done[0], message.done[1]))
@@ -213,14 +213,14 @@ class DataSets:
     def _check_room(self, member: MemberInfo, *, counts: bool) -> list[Action]:
         """Make room for one more that this member names, or raise `LimitError`."""
         who = member.incarnation
-        # those that are used up are no burden of a worker that counts: it may name one for each of many epochs
+        # used-up ones do not burden a worker that counts: it may name one for each of many epochs
         named = sum(d.named_by == who and not (counts and d.over) for d in self._of.get(who, {}).values())
         if named >= MAX_NAMED:
             raise LimitError(what="number of data sets of a worker", got=named + 1, limit=MAX_NAMED)
         if len(self.by_name) < MAX_DATA_SETS:
             return []
         full = LimitError(what="number of data sets", got=len(self.by_name) + 1, limit=MAX_DATA_SETS)
-        # what is used up and nobody is there for it, or nobody that counts, goes where there is no room
+        # used-up ones without members, or without counting ones, are dropped if there is no room
         may_go = (d for d in self.by_name.values() if (d.over and not d.here) or (counts and not d.lasts))
         goes = next(may_go, None)
         if goes is None:
@@ -228,7 +228,7 @@ class DataSets:
         return self._drop(goes, full)
 
     def _drop(self, data: DataSet, error: PSError) -> list[Action]:
-        """End a data set; ``error`` is what those get who wait for it."""
+        """End a data set; ``error`` is for its waiting workers."""
         self._changed(data.spec.name)
         del self.by_name[data.spec.name]
         for who in data.here:
@@ -241,14 +241,14 @@ class DataSets:
         return [member.fail(request, error) for member, request in waiting]
 
     def _serve(self, data: DataSet, asker: bytes = b"") -> list[Action]:
-        """Give those who wait what there is, in the order they came; ``asker`` may have a range already."""
+        """Give waiting workers ranges, in order of arrival; ``asker`` may have a range already."""
         actions: list[Action] = []
         first = [asker] if asker in data.taken else []
         while worker := next(iter(first or data.waiting), None):
             first = []
             number = data.take(worker)
             if number is None and not data.over:
-                break  # there is nothing for the others either
+                break  # there is none for the others either
             request, member = data.waiting.pop(worker), self._members[worker]
             actions.append(member.answer(request, data.range(request, number, self._resume(member, _reason(data)))))
         return actions
@@ -273,17 +273,17 @@ class DataSets:
         return actions
 
     def saved(self) -> list[Any]:
-        """Return where all stand that last, as plain data."""
+        """Return the positions of all that last, as plain data."""
         return [*self._saved.values(), *(data.saved() for data in self.by_name.values() if data.lasts)]
 
     def resume(self, saved: Iterable[list[Any]]) -> None:
-        """Let data sets that are named from now on go on where they stood."""
+        """Let data sets that are named from now on continue at their saved positions."""
         self._saved = {entry[0][0]: entry for entry in saved}
         for name in self._saved:
             self._changed(name)
 
     def go_back(self, saved: Iterable[list[Any]]) -> list[Action]:
-        """Let all data sets stand where they stood in a checkpoint; what workers have counts no more."""
+        """Set all data sets to their positions in a checkpoint; taken ranges do not count any more."""
         stood = {entry[0][0]: entry for entry in saved}
         for name, data in list(self.by_name.items()):
             entry = stood.get(name)
@@ -300,7 +300,7 @@ class DataSets:
         return [action for data in self.by_name.values() for action in self._serve(data)]
 
     def begin_anew(self) -> None:
-        """Another job has this name now: nobody that counts has asked for any yet."""
+        """Another job has this name now: no counting worker has asked for any yet."""
         for data in list(self.by_name.values()):
             self._changed(data.spec.name)
             data.lasts = False
@@ -308,7 +308,7 @@ class DataSets:
                 del self.by_name[data.spec.name]
 
     def waiting_for(self, data: DataSet) -> str:
-        """Say who has the ranges that others wait for."""
+        """Return which workers have the ranges that others wait for."""
         taken = list(islice(data.taken.items(), MOST_NAMED))
         texts = [f"{self._members[worker].title} (range {number})" for worker, number in taken]
         who = listed(texts, MOST_NAMED, len(data.taken))
@@ -319,7 +319,7 @@ class DataSets:
         return any(data.waiting for data in self.by_name.values())
 
     def waiters(self) -> Iterator[Waiter]:
-        """Yield who waits, with the request, and what says for what."""
+        """Yield the waiting workers, with the request, and a function that says what it waits for."""
         for data in self.by_name.values():
             say = partial(self.waiting_for, data)
             for worker, request in data.waiting.items():
@@ -343,7 +343,7 @@ class DataSets:
         ]
 
     def dump(self, name: str) -> Plain:
-        """Return what is kept of a data set, in use or from a checkpoint; None if there is none of this name."""
+        """Return the journaled state of a data set, in use or from a checkpoint; None if there is none of this name."""
         return self.by_name[name].dump() if name in self.by_name else self._saved.get(name)
 
     @property
@@ -352,7 +352,7 @@ class DataSets:
         return [*self.by_name, *self._saved]
 
     def restore(self, kept: Plain) -> None:
-        """Have a data set that was kept."""
+        """Restore a journaled data set."""
         if len(kept) == SAVED_FIELDS:
             self._saved[kept[0][0]] = kept
             return
@@ -384,7 +384,7 @@ def _more(of: Mapping[bytes, int]) -> int:
 
 
 def _differs(data: DataSet, spec: DataSpec, member: MemberInfo) -> PSError:
-    """Return what those get who have described a data set otherwise than a worker that counts."""
+    """Return the error for workers whose description differs from that of a worker that counts."""
     try:
         spec.check_same(data.spec, member.title)
     except PSError as error:

@@ -24,33 +24,33 @@ from zmqps.core.protocol.messages import Arrive, Commit, Measured, Proceed
 from zmqps.core.protocol.terms import Rates, terms_of
 from zmqps.errors import DeadlineError, counted, listed
 
-#: A server answers a commit within milliseconds; one that did not may not have received it.
+#: A server answers a commit within milliseconds; without an answer it may not have received it.
 COMMIT_RETRY_S = 1.0
-#: How many of the workers that a step waits for an error names.
+#: The most awaited workers that an error names.
 MOST_NAMED = 8
-#: The steps that are looked back at.
+#: The number of past steps examined.
 STEPS = 8
-#: Somebody is slow who came last to so many steps in a row, and so much of a step later than the one before it.
+#: A worker is slow if it came last to this many steps in a row, by this much of a step after the one before it.
 IN_A_ROW, SHARE = 3, 0.2
 
 
 class Numbers(KeptRecord):
-    """What replaces the optimizer's own: from some step on where steps are common, else at once."""
+    """The numbers that replace the optimizer's own: from a step on if steps are common, else at once."""
 
     kept: ClassVar = {"latest": "job"}
 
     def __init__(self, changed: Callable[[str], None] = unkept) -> None:
         self.changed = changed
-        self.latest: Rates = ()  # as they were set last; none: the optimizer's own hold
+        self.latest: Rates = ()  # the last ones set; none: the optimizer's own apply
         self.before: deque[tuple[int, Rates]] = deque()  # the first step without some, and these
 
     def set(self, first: int, clock: int, rates: Rates) -> None:
-        """They hold from a step on: one that is open, or the next; ``clock`` is the first that is not committed."""
+        """They apply from a step on: an open one, or the next; ``clock`` is the first uncommitted one."""
         step = min(max(first, clock), clock + OPEN_STEPS)
         while self.before and self.before[-1][0] > step:
-            _, self.latest = self.before.pop()  # set again before the step that they were for
+            _, self.latest = self.before.pop()  # set again before their step
         self.before.append((step, self.latest))
-        if len(self.before) > 2 * OPEN_STEPS:  # a worker is at most as many steps ahead
+        if len(self.before) > 2 * OPEN_STEPS:  # a worker is at most this many steps ahead
             self.before.popleft()
         self.latest = tuple(rates)
 
@@ -62,7 +62,7 @@ class Numbers(KeptRecord):
         return next((rates for first, rates in self.before if step < first), self.latest)
 
     def begin_at(self, rates: Sequence[float]) -> None:
-        """The job begins from a checkpoint, or goes back to one, where these were in force."""
+        """The job starts from a checkpoint, or goes back to one, where these were in force."""
         self.latest = tuple(rates)
         self.before.clear()
 
@@ -79,17 +79,17 @@ class Delays:
     """When workers arrived at the steps of one job; an arrival costs the same however many there are."""
 
     def __init__(self) -> None:
-        self.since: float | None = None  # when the first of those who wait now arrived
-        self.last: tuple[MemberInfo, float] | None = None  # who has arrived last at the open step, and when
-        self.counted = float("-inf"), 0  # when steps were counted last for those who watch, and how many there were
+        self.since: float | None = None  # when the first of the waiting workers arrived
+        self.last: tuple[MemberInfo, float] | None = None  # the last worker to arrive at the open step, and when
+        self.counted = float("-inf"), 0  # the last count of steps for watchers, and its time
         self._arrived: set[bytes] = set()  # at the open step
-        self._delay_s = 0.0  # by how much it came after the one before it
-        self._closed: tuple[int, float] | None = None  # the step that was closed last, and when
-        # who, its delay, the step's length, which nobody knows of the first
+        self._delay_s = 0.0  # its delay after the one before it
+        self._closed: tuple[int, float] | None = None  # the last closed step, and when
+        # worker, its delay, the step's length, unknown for the first
         self._recent: deque[tuple[MemberInfo, float, float | None]] = deque(maxlen=STEPS)
 
     def arrived(self, member: MemberInfo, now: float) -> None:
-        """A worker has arrived, perhaps once more."""
+        """A worker has arrived, perhaps again."""
         if member.incarnation in self._arrived:
             return
         self._arrived.add(member.incarnation)
@@ -99,7 +99,7 @@ class Delays:
         self.last = member, now
 
     def closed(self, step: int, now: float) -> None:
-        """A step is over, at which several have arrived."""
+        """A step is over, with several arrivals."""
         if self.last is not None:
             length = now - self._closed[1] if self._closed is not None and self._closed[0] == step - 1 else None
             self._recent.append((self.last[0], self._delay_s, length))
@@ -107,13 +107,13 @@ class Delays:
         self.last, self._delay_s, self._closed = None, 0.0, (step, now)
 
     def slowest(self, members: Mapping[bytes, MemberInfo]) -> Mapping[str, Any]:
-        """Return who of the live members has come last to the last steps, and by how much; empty: nobody stands out."""
+        """Return the live worker that came last to the last steps, and its delay; empty: none stands out."""
         last = list(self._recent)[-IN_A_ROW:]
         if len(last) < IN_A_ROW or any(member is not last[0][0] for member, _, _ in last):
             return {}
         member, in_a_row = last[0][0], 0
         if members.get(member.incarnation) is not member:
-            return {}  # it has gone since
+            return {}  # it has departed since
         delay_s, length = mean([delay for _, delay, _ in last]), mean([s for *_, s in last if s is not None])
         if not length or delay_s < SHARE * length:
             return {}
@@ -136,10 +136,10 @@ def mean(values: Sequence[float]) -> float:
 
 
 class TraineePhase(StrEnum):
-    """Where a worker is in training.
+    """A worker's phase in training.
 
     It was informed of a clock, but does not count yet; it computes; it has arrived and waits for its answer; it has
-    gone, and what it brought may still be part of the open step.
+    departed, and its contribution may still be part of the open step.
     """
 
     INFORMED, COMPUTING, WAITING, GONE = "informed", "computing", "waiting", "gone"
@@ -147,16 +147,16 @@ class TraineePhase(StrEnum):
 
 @dataclass(slots=True, kw_only=True)
 class Trainee:
-    """A worker, as far as steps are concerned."""
+    """A worker's state in the steps."""
 
     rank: int
     phase: TraineePhase = TraineePhase.COMPUTING
     clock: int = 0  # which it was informed of
-    lag: int = 0  # how many clocks its own is behind the one that counts
+    lag: int = 0  # how many clocks its own is behind the counting one
     request: int = -1  # its arrival, while it waits for the answer
     counted: tuple[int, tuple[int, ...]] = (-1, ())  # its last gradients that counted: the step, and the pushes
     paused_for: set[str] = field(default_factory=set)  # why no step waits for it
-    unheard: bool = False  # it has not said where it is since this coordinator is back
+    unheard: bool = False  # it has not reported its position since this coordinator is back
 
 
 class Trainees(dict[bytes, Trainee]):
@@ -164,7 +164,7 @@ class Trainees(dict[bytes, Trainee]):
 
     def __init__(self) -> None:
         super().__init__()
-        self.waiting: dict[bytes, Trainee] = {}  # in the order in which they arrived
+        self.waiting: dict[bytes, Trainee] = {}  # in order of arrival
         self.num_training = 0  # how many compute or wait
 
     def begin(self, who: bytes, rank: int) -> Trainee:
@@ -182,7 +182,7 @@ class Trainees(dict[bytes, Trainee]):
         trainee.phase, trainee.request = TraineePhase.WAITING, request
 
     def answer(self, who: bytes) -> int | None:
-        """A worker waits no more; return by which request it did. None: it has not waited."""
+        """A worker does not wait any more; return its request. None: it has not waited."""
         trainee = self.waiting.pop(who, None)
         if trainee is None:
             return None
@@ -190,7 +190,7 @@ class Trainees(dict[bytes, Trainee]):
         return request
 
     def leave(self, who: bytes, *, remembered: bool) -> bool:
-        """A worker has gone; return whether it trained. ``remembered``: what it brought may be part of the step."""
+        """A worker has departed; return whether it trained. ``remembered``: the step may have its contribution."""
         trainee = self.pop(who, None)
         if trainee is None or trainee.phase is TraineePhase.INFORMED:
             return False
@@ -201,7 +201,7 @@ class Trainees(dict[bytes, Trainee]):
         return True
 
     def forget_gone(self) -> None:
-        """A step is over: nobody that has gone contributes to the next one."""
+        """A step is over: departed workers do not contribute to the next one."""
         for who in [who for who, trainee in self.items() if trainee.phase is TraineePhase.GONE]:
             del self[who]
 
@@ -215,7 +215,7 @@ class Trainees(dict[bytes, Trainee]):
         }
 
     def restore(self, kept: Mapping[str, Plain], members: Mapping[bytes, MemberInfo]) -> None:
-        """Be what was kept: whoever is a member trains on, once it has said where it is."""
+        """Restore the journaled state: members continue to train, once they have reported their positions."""
         for who, rank in kept["ranks"]:
             here = who in members
             self[who] = Trainee(rank=rank, unheard=here, phase=TraineePhase.COMPUTING if here else TraineePhase.GONE)
@@ -241,49 +241,49 @@ class Trainees(dict[bytes, Trainee]):
 
 @dataclass(slots=True)
 class LeaderProgress:
-    """What the leader of a shard has yet to say that it has."""
+    """What the leader of a shard has not confirmed yet."""
 
     copy: Replica
     unconfirmed: list[Commit] = field(default_factory=list)  # in order
-    squares: float | None = None  # of its part of the mean that is measured
+    squares: float | None = None  # of its part of the measured mean
 
 
 @dataclass(slots=True)
 class Heir:
-    """A backup in the place of a leader that was lost with gradients of the open step."""
+    """A backup that replaces a lost leader with gradients of the open step."""
 
-    behind: set[bytes]  # workers that may have to bring it theirs again
-    is_coming: bool = True  # it is yet to take over
+    behind: set[bytes]  # workers that may have to resend theirs
+    is_coming: bool = True  # it has not taken over yet
 
 
 class Commits:
-    """The steps that were committed, and which leaders have yet to say that they have them.
+    """The committed steps, and which leaders have not confirmed them yet.
 
-    `heirs` and `torn` are about leaders that were lost: without backups they stay empty.
+    `heirs` and `torn` are about lost leaders: without backups they stay empty.
     """
 
     def __init__(self, *, replicated: bool = False) -> None:
-        self.leaders: dict[int, LeaderProgress] = {}  # those that are told of commits, by epoch
+        self.leaders: dict[int, LeaderProgress] = {}  # the receivers of commits, by epoch
         self.heirs: dict[int, Heir] = {}  # by shard: those that may lack gradients of the open step
-        self.torn: int | None = None  # a shard that can never have the gradients of a step that others have
-        #: Servers are yet to say how large the mean of the last step is; no other one is committed before.
+        self.torn: int | None = None  # a shard that can never get the gradients of a step that others have
+        #: Servers have not reported the size of the last step's mean yet; no other step is committed before.
         self.measuring = False
-        self.retry_due: float | None = None  # when what is unconfirmed is sent again
-        self._replicated = replicated  # backups are to have a step before anybody begins the next
+        self.retry_due: float | None = None  # when to resend unconfirmed commits
+        self._replicated = replicated  # backups must have a step before any worker begins the next
 
     def start(self, copies: Iterable[Replica]) -> None:
-        """These are the copies, of which the leaders take commits; nothing is committed yet."""
+        """Set the copies whose leaders take commits; nothing is committed yet."""
         self.leaders = {copy.epoch: LeaderProgress(copy) for copy in copies if not copy.backup}
         self.measuring, self.retry_due = False, None
 
     def forget(self) -> None:
-        """What was committed does not count any more, nor what was brought."""
+        """Earlier commits and contributions do not count any more."""
         self.start([leader.copy for leader in self.leaders.values()])
         self.heirs.clear()
         self.torn = None
 
     def stop(self) -> None:
-        """No step is committed any more, nor the last one if nobody has been told yet on which terms."""
+        """No step is committed any more, nor the last one if its terms were not sent yet."""
         for epoch in [epoch for epoch, leader in self.leaders.items() if leader.copy.shard in self.heirs]:
             self.lose(epoch)  # it lacks gradients of the step
         self.heirs.clear()
@@ -292,7 +292,7 @@ class Commits:
             leader.unconfirmed = [commit for commit in leader.unconfirmed if not commit.measure]
 
     def add(self, made: Commit, now: float) -> list[Action]:
-        """A step is committed: tell the leaders. With ``made.measure`` they are asked how large its mean is."""
+        """A step is committed: inform the leaders. With ``made.measure`` they are asked for the size of its mean."""
         self.measuring, self.retry_due = bool(made.measure), now + COMMIT_RETRY_S
         actions: list[Action] = []
         for epoch, leader in self.leaders.items():
@@ -302,7 +302,7 @@ class Commits:
         return self.say_again() if self.heirs else actions
 
     def say_again(self, shard: int | None = None) -> list[Action]:
-        """Send the commits again that are unconfirmed, where their gradients can be; ``shard``: to its leader only."""
+        """Resend unconfirmed commits to leaders that may have their gradients; ``shard``: only to its leader."""
         actions: list[Action] = []
         for leader in self.leaders.values():
             heir = self.heirs.get(leader.copy.shard)
@@ -315,16 +315,16 @@ class Commits:
         return actions
 
     def measured(self, epoch: int, step: int, squares: float) -> float | None:
-        """A leader has said how large its part of a step's mean is; return the whole one's squares when all have."""
+        """A leader has reported the size of its part of a step's mean; return the total of squares when all have."""
         leader = self.leaders.get(epoch)
         if not self.measuring or leader is None or not leader.unconfirmed or leader.unconfirmed[-1].step != step:
-            return None  # said again
+            return None  # repeated
         leader.squares = squares
         found = {one.copy.shard: one.squares for one in self.leaders.values() if one.squares is not None}
         return sum(found[shard] for shard in sorted(found)) if len(found) == len(self.leaders) else None
 
     def set_terms(self, terms: Rates) -> None:
-        """The last step is to be applied on these terms."""
+        """Apply the last step on these terms."""
         self.measuring = False
         for leader in self.leaders.values():
             if leader.unconfirmed and leader.unconfirmed[-1].measure:
@@ -339,7 +339,7 @@ class Commits:
 
     @property
     def all_confirmed(self) -> bool:
-        """Whether every leader has said that it has all steps."""
+        """Whether every leader has confirmed all steps."""
         return not any(leader.unconfirmed for leader in self.leaders.values())
 
     def may_go_on(self) -> bool:
@@ -348,7 +348,7 @@ class Commits:
         return all(len(leader.unconfirmed) < most for leader in self.leaders.values())
 
     def late(self) -> str:
-        """Say which servers have not confirmed, and for what they are waited for."""
+        """Return the servers that have not confirmed, and what is awaited of them."""
         late = [leader.copy.server.title for leader in self.leaders.values() if leader.unconfirmed]
         names = listed(list(dict.fromkeys(late)), MOST_NAMED)
         if self.measuring:
@@ -356,15 +356,15 @@ class Commits:
         return f"{names}{' and its backups' * self._replicated} to have the step"
 
     def lose(self, epoch: int) -> None:
-        """A leader is told nothing any more."""
+        """A leader gets no more commits."""
         self.leaders.pop(epoch, None)
 
     # --- heirs ---------------------------------------------------------------------------------
 
     def move(self, old: int, copy: Replica, behind: set[bytes] | None = None) -> None:
-        """A shard has another leader, which is to have what the old one has not confirmed.
+        """A shard has another leader, which must get what the old one has not confirmed.
 
-        ``behind``: who may have to bring it gradients of the open step again; None: it has them all.
+        ``behind``: workers that may have to resend gradients of the open step; None: it has them all.
         """
         before = self.leaders.pop(old, LeaderProgress(copy))
         commits = [replace(commit, epoch=copy.epoch) for commit in before.unconfirmed]
@@ -373,7 +373,7 @@ class Commits:
             self.heirs[copy.shard] = Heir(behind)
 
     def moved(self, copy: Replica, step: int, here: Container[bytes]) -> None:
-        """An heir has taken over with so many steps; it is torn if it lacks one that somebody who has gone was in."""
+        """An heir has taken over with this many steps; it is torn if it lacks one with a departed contributor."""
         self.confirmed_before(copy.epoch, step)
         if (heir := self.heirs.get(copy.shard)) is not None:
             heir.is_coming = False
@@ -383,18 +383,18 @@ class Commits:
             self._tear(leader)
 
     def brought(self, worker: bytes, shard: int) -> None:
-        """A worker has brought again what it has of the open step."""
+        """A worker has resent its part of the open step."""
         if (heir := self.heirs.get(shard)) is not None:
             heir.behind.discard(worker)
             self._end(shard)
 
     def leave(self, worker: bytes) -> bool:
-        """A worker has gone; return whether it had yet to bring gradients: they count no more, unless elsewhere."""
+        """A worker has departed; return whether it had yet to resend gradients: they only count elsewhere."""
         lacked = [shard for shard, heir in self.heirs.items() if worker in heir.behind]
         for shard in lacked:
             self.heirs[shard].behind.discard(worker)
             for leader in [leader for leader in self.leaders.values() if leader.copy.shard == shard]:
-                # one that is coming may have the step
+                # one that has not taken over may have the step
                 at_stake = any(worker in dict(commit.contributors) for commit in leader.unconfirmed)
                 if at_stake and not self.heirs[shard].is_coming:
                     self._tear(leader)
@@ -403,14 +403,14 @@ class Commits:
 
     def _tear(self, leader: LeaderProgress) -> None:
         self.torn = leader.copy.shard
-        self.lose(leader.copy.epoch)  # said again, it would make another step of it than the others have
+        self.lose(leader.copy.epoch)  # repeated there, it would be another step than that of the others
 
     def _end(self, shard: int) -> None:
         if not self.heirs[shard].behind and not self.heirs[shard].is_coming:
             del self.heirs[shard]
 
     def lacks(self, arrived: Collection[bytes]) -> bool:
-        """Whether an heir may lack gradients of those who have arrived, or is yet to take over."""
+        """Whether an heir may lack gradients of arrived workers, or has not taken over yet."""
         return any(heir.is_coming or not heir.behind.isdisjoint(arrived) for heir in self.heirs.values())
 
     # --- the journal ---------------------------------------------------------------------------
@@ -432,7 +432,7 @@ class Commits:
         }
 
     def restore(self, kept: Mapping[str, Plain], now: float) -> None:
-        """Have what was kept, of the copies that there are."""
+        """Restore the journaled state, of the existing copies."""
         commits = {entry[0]: commit_of(entry) for entry in kept["commits"]}
         for epoch, steps in kept["unconfirmed"]:
             if epoch in self.leaders:
@@ -443,7 +443,7 @@ class Commits:
 
 
 def commit_of(entry: Sequence[Any]) -> Commit:
-    """Return a commit as it was kept (`Commits.dump`), of no epoch."""
+    """Return a journaled commit (`Commits.dump`), without an epoch."""
     step, contributors, terms, measure, examples, left_out = entry
     brought = tuple((who, tuple(attempts)) for who, attempts in contributors)
     return Commit(0, step, brought, tuple(terms), measure, examples, left_out)
@@ -451,13 +451,13 @@ def commit_of(entry: Sequence[Any]) -> Commit:
 
 @dataclass(slots=True)
 class Pauses:
-    """What steps wait for, beside those who take part."""
+    """What steps wait for, besides the workers."""
 
     #: Why nothing is committed, in words: all shards go back to a checkpoint. Empty: they do not.
     suspended: str = ""
-    #: Whether those who may begin the next step are told so later, because shards are to move before.
+    #: Whether `Proceed` is delayed, because shards must move first.
     holding: bool = False
-    #: Shards whose leader was asked to give up its place: nothing is committed.
+    #: Shards whose leader was asked to give up its leadership: nothing is committed.
     closed: set[int] = field(default_factory=set)
 
     def clear(self) -> None:
@@ -475,15 +475,15 @@ class MeanRule:
 
 @dataclass(slots=True)
 class KeptSteps:
-    """How steps stand, as it was kept last."""
+    """The last journaled state of steps."""
 
-    changed: Changed  # called when something has changed that is kept, before anybody is told
+    changed: Changed  # called when journaled state has changed, before any message is sent
     data: Plain = None  # None: nothing is trained
     clock: int = 0
 
 
 class Steps:
-    """The steps of a job: who trains, what is committed, and who may go on."""
+    """The steps of a job: the training workers, the commits, and which workers may proceed."""
 
     def __init__(
         self,
@@ -505,10 +505,10 @@ class Steps:
         self._rates = rates or Numbers()
         self._rule = MeanRule()
         self._waits_for_all = False  # the first step is not complete before all have begun to train
-        self._granted: list[Grant] = []  # who may go on as soon as leaders can take its gradients
+        self._granted: list[Grant] = []  # workers that may proceed as soon as leaders can take their gradients
 
     def start(self, job: JobSpec, copies: Iterable[Replica], *, waits_for_all: bool = False, clock: int = 0) -> None:
-        """A job was placed, and goes on at a clock; ``waits_for_all``: all begin before the first step is complete."""
+        """A job was placed, and continues at a clock; ``waits_for_all``: all begin before the first step ends."""
         self._rule, self.policy = MeanRule(job.clip_norm, job.mean == "workers"), make_policy(job)
         self.policy.begin_at(clock)
         self._waits_for_all = waits_for_all
@@ -534,7 +534,7 @@ class Steps:
         self.keep()
 
     def go_back(self, copies: Iterable[Replica], clock: int | None) -> None:
-        """Shards have other leaders, as they were in a checkpoint; ``clock``: with the steps, if they are for all."""
+        """Shards have other leaders, in a checkpoint's state; ``clock``: with the steps, if they are for all."""
         self.commits.start(copies)
         if clock is not None and self.policy is not None:
             self.pauses.suspended = ""
@@ -552,20 +552,20 @@ class Steps:
 
     @property
     def clock(self) -> int:
-        """Synchronous: the steps that are committed; bounded: the slowest worker's clock; else 0."""
+        """Synchronous: the committed steps; bounded: the slowest worker's clock; else 0."""
         return 0 if self.policy is None else self.policy.clock
 
     # --- the journal, and a coordinator that was away ------------------------------------------
 
     def keep(self) -> None:
-        """Keep how it stands: whoever has been told of it may rely on that."""
+        """Journal the state: informed members may rely on it."""
         if self.kept.changed is nothing:
             return
         self.kept.data, self.kept.clock = self._snapshot(), self.clock
         self.kept.changed()
 
     def keep_arrivals(self) -> None:
-        """Keep who has arrived at a step, if anybody waits there."""
+        """Journal the arrivals at a step, if any worker waits there."""
         if self.trainees.waiting and self.policy is not None and self.policy.mode == "sync":
             self.keep()
 
@@ -576,7 +576,7 @@ class Steps:
         return {**parts, "policy": self.policy.dump(), "waits_for_all": self._waits_for_all}
 
     def restore(self, kept: Plain, job: JobSpec, copies: Iterable[Replica], now: float) -> None:
-        """Go on where it stood; who has arrived arrives again, and who is paused asks again for what it waits for."""
+        """Continue at the journaled state; arrived workers arrive again, and paused ones repeat their requests."""
         self.start(job, copies, waits_for_all=kept["waits_for_all"])
         assert self.policy is not None
         self.trainees.restore(kept, self._members)
@@ -588,17 +588,17 @@ class Steps:
         self.kept.data = kept
 
     def resumed(self, member: MemberInfo, clock: int, now: float) -> None:
-        """A member is back and has asked for all that it waits for."""
+        """A member is back and has repeated all its requests."""
         trainee = self.trainees.get(who := member.incarnation)
         if self.policy is not None and trainee is not None and trainee.phase is not TraineePhase.INFORMED:
             trainee.unheard = False
             self.policy.catch_up(who, clock + trainee.lag)
 
     def again(self, server: MemberInfo) -> list[Action]:
-        """A server is back: what it has not confirmed is said again at once."""
+        """A server is back: its unconfirmed commits are resent at once."""
         return [said for said in self.commits.say_again() if isinstance(said, Send) and said.peer == server.peer]
 
-    # --- who trains ----------------------------------------------------------------------------
+    # --- training workers ----------------------------------------------------------------------
 
     def begin(self, member: MemberInfo) -> int:
         """A worker begins to train; return its clock."""
@@ -606,7 +606,7 @@ class Steps:
             return 0
         who = member.incarnation
         before = self.trainees.get(who)
-        if who not in self._attendance:  # nobody waits for it before it counts
+        if who not in self._attendance:  # no step waits for it before it counts
             self.trainees[who] = Trainee(rank=member.rank, phase=TraineePhase.INFORMED, clock=self.policy.clock)
             self.keep()
             return self.policy.clock
@@ -618,7 +618,7 @@ class Steps:
         return clock
 
     def leave(self, member: MemberInfo) -> None:
-        """A worker has gone: no step waits for it, and what it has brought counts only if it had arrived."""
+        """A worker has departed: no step waits for it, and its contribution counts only if it had arrived."""
         who = member.incarnation
         if self.commits.leave(who) and self.policy is not None:
             self.policy.retract(who)
@@ -635,22 +635,22 @@ class Steps:
             self.policy.pause(member.incarnation)
 
     def resume(self, member: MemberInfo, reason: str) -> int:
-        """A worker that was paused goes on; return its clock. Of one that was not, or still is: 0."""
+        """A paused worker continues; return its clock. Of one that was not, or still is: 0."""
         trainee = self.trainees.get(member.incarnation)
         if self.policy is None or trainee is None:
             return 0
-        if reason not in trainee.paused_for:  # as far as is known: it may have been when this coordinator went away
+        if reason not in trainee.paused_for:  # as far as known: it may have been when this coordinator went away
             return self.policy.clock if trainee.unheard else 0
         trainee.paused_for.remove(reason)
         if trainee.paused_for:
             return 0
-        if trainee.lag:  # it is told where it goes on
+        if trainee.lag:  # it is informed of its clock
             trainee.lag = 0
             self.keep()
         return self.policy.join(member.incarnation)
 
     def waiters(self, missing: int) -> Iterator[Waiter]:
-        """Yield who has arrived and may not go on yet, with the request, and what says whom it waits for."""
+        """Yield the arrived workers that may not proceed yet, with the request, and what says whom it waits for."""
         say = partial(self.waiting_for, missing)
         for who, trainee in self.trainees.waiting.items():
             yield self._members[who], trainee.request, say
@@ -662,7 +662,7 @@ class Steps:
         who = member.hello.incarnation
         trainee = self.trainees.get(who)
         if self.policy is None or (trainee is not None and trainee.request == message.request):
-            return  # sent again
+            return  # repeated
         if trainee is None or trainee.phase is TraineePhase.INFORMED:
             self.begin(member)
             trainee = self.trainees[who]
@@ -672,14 +672,14 @@ class Steps:
         step, attempts = message.step + trainee.lag, tuple(message.attempts)
         before, counted = trainee.counted
         if step == before and set(attempts) <= set(counted):
-            attempts = ()  # it asks again for an answer that was lost
+            attempts = ()  # it repeats its request for a lost answer
         leaves_out = bool(message.leaves_out)
         self.policy.arrive(who, step, attempts, now, message.examples, leaves_out=leaves_out)
         if self.trainees.num_training > 1 and self.policy.mode == "sync":
             self.delays.arrived(member, now)
 
     def advance(self, places: Places, now: float) -> list[Action]:
-        """Do what the policy decides; called after every event."""
+        """Carry out the policy's decisions; called after every event."""
         policy = self.policy
         if policy is None or self._blocked or not (policy.pending or self._granted or self._waits_for_all):
             return []
@@ -693,7 +693,7 @@ class Steps:
             actions += self._fail(decision.failed, late, now)
         if policy.mode == "sync":
             changed = bool(decision.commitment or decision.granted or decision.failed)
-        else:  # who comes new begins at the slowest clock: it must not be an earlier one when this coordinator is back
+        else:  # new workers begin at the slowest clock: it must not be an earlier one after a restart
             changed = policy.clock != self.kept.clock
         if changed:
             self.keep()
@@ -701,7 +701,7 @@ class Steps:
 
     @property
     def _blocked(self) -> bool:
-        """Whether nothing may be committed: a shard may lack gradients, or the mean before is yet to be measured."""
+        """Whether nothing may be committed: a shard may lack gradients, or the previous mean is not measured yet."""
         if self.pauses.suspended or self.pauses.closed or self.commits.measuring:
             return True
         return bool(self.commits.heirs) and self.policy is not None and self.commits.lacks(self.policy.arrived())
@@ -738,7 +738,7 @@ class Steps:
         return terms_of(scale, rates) if rates or scale != 1.0 else ()
 
     def _proceed(self) -> list[Action]:
-        """Tell those who may go on, unless servers could not take gradients of the next step yet."""
+        """Inform workers that may proceed, unless servers could not take gradients of the next step yet."""
         actions: list[Action] = []
         if self._granted and not self.pauses.holding and self.commits.may_go_on():
             for grant in self._granted:
@@ -751,7 +751,7 @@ class Steps:
         return actions
 
     def _fail(self, failed: Collection[bytes], awaited: str, now: float) -> list[Action]:
-        """Let waits end with an error; ``awaited``: whom they waited for."""
+        """End waits with an error; ``awaited``: whom they waited for."""
         waited = now - (self.delays.since if self.delays.since is not None else now)
         error = DeadlineError(operation="step", seconds=round(waited, 3), waiting_for=awaited)
         actions: list[Action] = [Log("warning", str(error), "timeout", error=error.number)]
@@ -762,10 +762,10 @@ class Steps:
             self.delays.since = None
         return actions
 
-    # --- what servers say ----------------------------------------------------------------------
+    # --- reports of servers --------------------------------------------------------------------
 
     def measured(self, message: Measured) -> list[Action]:
-        """A server has said how large its part of a step's mean is; when all have, the step is applied."""
+        """A server has reported the size of its part of a step's mean; when all have, the step is applied."""
         total = self.commits.measured(message.epoch, message.step, message.squares)
         if total is None or self._rule.clip_norm is None:
             return []
@@ -774,7 +774,7 @@ class Steps:
         return self.commits.say_again()
 
     def lacks(self, step: int) -> bool:
-        """Whether a step that a server has applied was never committed, as far as is known."""
+        """Whether a step that a server has applied was never committed, as far as known."""
         committing = self.policy is not None and self.policy.mode == "sync" and not self.pauses.suspended
         return committing and step >= self.clock
 
@@ -788,26 +788,26 @@ class Steps:
         self.commits.lose(epoch)
 
     def move(self, old: int, heir: Replica, told: Iterable[bytes] | None) -> None:
-        """A shard's leader is lost, and a backup takes over; ``told`` None: it has given up its place between steps.
+        """A shard's leader is lost, and a backup takes over; ``told`` None: it gave up its leadership between steps.
 
-        Gradients that are not committed there are lost. Whoever has been told the job may have brought some, and is to
-        bring them again; until then no step counts on them.
+        Gradients that are not committed there are lost. Workers that have got the job may have sent some, and must
+        resend them; until then no step relies on them.
         """
         behind = None
         if told is not None and self.policy is not None and self.policy.mode == "sync":
             behind = {who for who in told if who in self._members}
             for who in [who for who in self.policy.arrived() if who not in self._members]:
-                self.policy.retract(who)  # it has gone, and what it had brought has gone with the shard
+                self.policy.retract(who)  # it has departed, and its contribution is lost with the shard
         self.commits.move(old, heir, behind)
         self.keep()
 
     def moved(self, heir: Replica, step: int) -> None:
-        """A backup has taken over, with so many steps."""
+        """A backup has taken over, with this many steps."""
         self.commits.moved(heir, step, self._members)
         self.keep()
 
     def brought_again(self, worker: bytes, shard: int) -> list[Action]:
-        """A worker has brought again what it has of the open step to a shard that has moved."""
+        """A worker has resent its part of the open step to a shard that has moved."""
         self.commits.brought(worker, shard)
         self.keep()
         return self.commits.say_again(shard)
@@ -815,7 +815,7 @@ class Steps:
     # --- pauses --------------------------------------------------------------------------------
 
     def let_go(self) -> list[Action]:
-        """Let those begin the next step who may, if they were held."""
+        """Send delayed `Proceed` messages."""
         self.pauses.holding = False
         return self._proceed()
 
@@ -826,15 +826,15 @@ class Steps:
 
     @property
     def is_held(self) -> bool:
-        """Whether those wait for the next step who had a part in the last one, which is over everywhere."""
+        """Whether contributors of the last step, which is over everywhere, wait for the next."""
         return bool(self._granted) and self.commits.all_confirmed and not self._blocked
 
     @property
     def is_between(self) -> bool:
-        """Whether one step is over everywhere, and nobody that had a part in it has begun the next."""
+        """Whether one step is over everywhere, and no contributor of it has begun the next."""
         return self.is_held or (not self.trainees.waiting and self.commits.all_confirmed and not self._blocked)
 
-    # --- time, and what others may look at -----------------------------------------------------
+    # --- time, and state for others to read ----------------------------------------------------
 
     def next_deadline(self) -> float | None:
         retry, policy = self.commits.retry_due, self.policy
@@ -843,14 +843,14 @@ class Steps:
         return due if retry is None else min(due, retry)
 
     def on_deadline(self, now: float) -> list[Action]:
-        """Send unconfirmed commits again, if that is due; `advance` lets the policy see the time."""
+        """Resend unconfirmed commits, if due; `advance` lets the policy see the time."""
         if self.commits.retry_due is None or now < self.commits.retry_due:
             return []
         self.commits.retry_due = now + COMMIT_RETRY_S
         return self.commits.say_again()
 
     def waiting_for(self, missing: int, late: Iterable[bytes] | None = None) -> str:
-        """Say whom those who have arrived wait for, and why; ``late``: for these."""
+        """Return whom arrived workers wait for, and why; ``late``: for these."""
         if self.policy is None or not self.trainees.waiting:
             return ""
         pauses, is_over = self.pauses, bool(self._granted) and self.commits.all_confirmed
@@ -870,7 +870,7 @@ class Steps:
         return f"{', '.join(filter(None, texts)) or 'more gradients'}: {self.policy.why(to_begin)}"
 
     def awaited(self, now: float) -> tuple[float, list[MemberInfo]]:
-        """Return for how long somebody has waited for the open step, and whom that waits for."""
+        """Return how long workers have waited for the open step, and whom that waits for."""
         if self.policy is None or self.delays.since is None or not self.trainees.waiting:
             return 0.0, []
         late = [self._members[who] for who in self.policy.awaited() if who in self._members]

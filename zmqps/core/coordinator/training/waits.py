@@ -1,4 +1,4 @@
-"""Tells those that wait at the coordinator for whom: a message each, however often that changes."""
+"""Informs members that wait at the coordinator what they wait for: a message each, however often that changes."""
 
 from __future__ import annotations
 
@@ -10,41 +10,41 @@ from zmqps.core.protocol.events import Action, Send
 from zmqps.core.protocol.messages import Waiting
 from zmqps.errors import counted
 
-#: Seconds between two such messages to a member that waits, however often the answer changes.
+#: Seconds between two such messages to a waiting member, however often the answer changes.
 TELL_S = 0.1
-#: Of many who wait so many are told at a time, and the next ones so much later: what others ask goes before.
+#: With many waiting members this many are informed at a time, and the next ones so much later, after others' requests.
 MOST_TOLD = 64
 PIECE_S = 0.02
 
-Waiter = tuple[MemberInfo, int, Callable[[], str]]  # who waits, with which request, and what says for whom
+Waiter = tuple[MemberInfo, int, Callable[[], str]]  # member, request, what says why it waits
 
 
 def not_joined(missing: int, there: int) -> str:
-    """Say how many workers have not come, of how many that are expected, and what to do; ``there``: how many have."""
+    """Return how many of the expected workers are missing, and what to do; ``there``: how many have joined."""
     them, have = ("it", "has") if missing == 1 else ("them", "have")
     begin = f", or begin with {'the one' if there == 1 else 'those'} here: init(workers={there})" if there else ""
     return f"{missing} of {counted(missing + there, 'worker')} that {have} not joined the job (start {them}{begin})"
 
 
 class Waiters:
-    """Those of a job who wait: for its start, at named barriers, for a step, for a range of data."""
+    """A job's waiting members: for its start, at named barriers, for a step, for a range of data."""
 
     def __init__(self, waiters: Callable[[], Iterator[Waiter]], explain: Callable[[str], str] = str) -> None:
-        self.due: float | None = None  # when they want to be told; None: nothing has changed since they were
+        self.due: float | None = None  # when to inform them; None: nothing has changed since the last time
         self._waiters = waiters
-        self._explain = explain  # adds why
+        self._explain = explain  # adds the reason
         self._to_tell: deque[Waiter] = deque()
-        self._changed = False  # since the first of them was told
+        self._changed = False  # since the first of them was informed
 
     def tell_soon(self, now: float) -> None:
-        """Somebody waits, and for whom may just have changed."""
+        """A member waits, and the reason may just have changed."""
         if self._to_tell:
             self._changed = True
         elif self.due is None:
             self.due = now + TELL_S
 
     def on_deadline(self, now: float) -> list[Action]:
-        """Tell some of those who wait for whom, if it is time."""
+        """Inform some of the waiting members, if it is time."""
         if self.due is None or now < self.due:
             return []
         if not self._to_tell:

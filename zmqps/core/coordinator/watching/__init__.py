@@ -1,1 +1,1 @@
-"""What those see that watch a cluster: figures, events, traces, the status."""
+"""Views for watchers of a cluster: figures, events, traces, the status."""

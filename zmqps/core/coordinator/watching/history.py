@@ -1,8 +1,8 @@
-"""What figures and logged values were over time: the last minutes in full, the last days in coarser and coarser steps.
+"""Figures and logged values over time: the last minutes in full, the last days in coarser and coarser steps.
 
-Each series has a few tiers; one keeps points for a fixed number of spans of time. A point stands for all that fell into
-its span: how often, the sum, the least, the most, and the last step. What is older than a tier goes, so a series never
-takes more than `SERIES_NBYTES`, and there are at most `MAX_SERIES`.
+Each series has a few tiers; one keeps points for a fixed number of time spans. A point summarizes all values of its
+span: their number, the sum, the least, the most, and the last step. Values older than a tier are dropped, so a series
+never takes more than `SERIES_NBYTES`, and there are at most `MAX_SERIES`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any, Literal
 
 Kind = Literal["value", "figure"]
 
-#: Seconds that a point stands for, and how many points are kept: five minutes, an hour, a day, a week.
+#: Seconds of a point, and how many points are kept: five minutes, an hour, a day, a week.
 TIERS = ((1.0, 300), (10.0, 360), (120.0, 720), (1800.0, 336))
-#: Time, how many, their sum, the least, the most, the last step.
+#: Time, number, their sum, the least, the most, the last step.
 FIELDS = 6
 SERIES_NBYTES = sum(number for _, number in TIERS) * FIELDS * 8
 #: 40 MiB at most, after a week.
@@ -28,7 +28,7 @@ NO_STEP = -1.0
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """Which series: a job's, or (``node``) one of its members'."""
+    """The key of a series: a job's, or (``node``) one of its members'."""
 
     job: str
     node: str
@@ -44,13 +44,13 @@ class _Tier:
     def __init__(self, every: float, most: int) -> None:
         self.every, self.most = every, most
         self._points = array("d")
-        self._first = 0  # where the oldest point is, once the ring is full
+        self._first = 0  # the oldest point, once the ring is full
 
     def __len__(self) -> int:
         return len(self._points) // FIELDS
 
     def add(self, at: float, value: float, step: float) -> None:
-        """Count a value into the point of its time."""
+        """Add a value to the point of its time."""
         points, number = self._points, len(self)
         if number:
             newest = (self._first - FIELDS) % len(points) if number == self.most else len(points) - FIELDS
@@ -73,7 +73,7 @@ class _Tier:
         return [*self._points[self._first :: FIELDS], *self._points[: self._first : FIELDS]]
 
     def since(self, at: float, most: int) -> Iterator[list[float | None]]:
-        """Yield the points from a time on, the last so many: time, mean, least, most, step."""
+        """Yield the points from a time on, at most the last ones of a number: time, mean, least, most, step."""
         points, size = self._points, len(self._points)
         back = 0
         while back < min(size, most * FIELDS) and points[(self._first - back - FIELDS) % size] >= at:
@@ -98,7 +98,7 @@ class Series:
         self.last = 0.0
         self.last_at = 0.0
         self.step: int | None = None
-        self.num_nonfinite = 0  # NaN and infinity are counted; they would spoil what is summed
+        self.num_nonfinite = 0  # NaN and infinity are only counted; they would spoil the sums
 
     def add(self, at: float, value: float, step: int | None = None) -> None:
         self.last, self.last_at = value, at
@@ -111,10 +111,10 @@ class Series:
             tier.add(at, value, number)
 
     def points(self, since: float, most: int, every: float = 0.0) -> tuple[float, list[list[float | None]]]:
-        """Return points from a time on, at most so many, and how many seconds each stands for.
+        """Return points from a time on, at most a number, and how many seconds each summarizes.
 
-        Of the finest tier that reaches back far enough with so few; or of the one whose points stand for ``every``
-        seconds, if it is given.
+        Of the finest tier that reaches back far enough with that few; or of the one with points of ``every`` seconds,
+        if it is given.
         """
         chosen = self.tiers[-1]
         for tier in self.tiers:
@@ -130,14 +130,14 @@ class Series:
 
 
 class History:
-    """All series of a cluster, the one that was added to last behind the others."""
+    """All series of a cluster, in the order of their last additions."""
 
     def __init__(self) -> None:
         self.series: OrderedDict[Key, Series] = OrderedDict()
-        self.num_given_up = 0  # for newer ones
+        self.num_given_up = 0  # dropped for newer ones
 
     def add(self, key: Key, at: float, value: float, step: int | None = None) -> None:
-        """Take a value; where there are too many series, the one that was added to longest ago makes way."""
+        """Add a value; if there are too many series, the one with the oldest addition is dropped."""
         series = self.series.get(key)
         if series is None:
             if len(self.series) >= MAX_SERIES:
@@ -149,11 +149,11 @@ class History:
         series.add(at, value, step)
 
     def note(self, job: str, node: str, name: str, at: float, step: int | None, value: float) -> None:
-        """Take what a training script has logged."""
+        """Add the values that a training script has logged."""
         self.add(Key(job, node, name, "value"), at, value, step)
 
     def forget(self, job: str) -> None:
-        """A job of this name begins anew: what is kept is of the one before."""
+        """A job of this name begins again: the existing series are of the one before."""
         for key in [key for key in self.series if key.job == job]:
             del self.series[key]
 
@@ -162,7 +162,7 @@ class History:
         return sum(series.nbytes for series in self.series.values())
 
     def select(self, job: str = "", node: str = "") -> Iterator[tuple[Key, Series]]:
-        """Yield series: of a job and those of nodes without one; of a node alone."""
+        """Yield series: of a job and those of nodes without one; of only one node."""
         for key, series in sorted(self.series.items(), key=lambda item: (item[0].job, item[0].node, item[0].name)):
             if (not job or key.job in ("", job)) and (not node or key.node == node):
                 yield key, series

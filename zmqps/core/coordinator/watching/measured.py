@@ -1,4 +1,4 @@
-"""What the coordinator knows, in figures: its own, those of members from their heartbeats, and how jobs are."""
+"""The coordinator's figures: its own, those of members from their heartbeats, and those of jobs."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from zmqps.core.protocol.figures import Scope
 
 
 def measured(machine: CoordinatorMachine, own: Mapping[str, Any], now: float) -> Measurements:
-    """Return all figures of a cluster; of members, and of jobs on servers, no more than the status tells one by one.
+    """Return all figures of a cluster; of members, and of jobs on servers, no more than the status lists one by one.
 
-    ``own``: what the coordinator's process has counters_of.
+    ``own``: the counters of the coordinator's process.
     """
     servers, runs = list(machine.servers), machine.runs
     members = [*servers, *(member for run in runs.values() for member in (*run.workers, *run.observers))]

@@ -1,4 +1,4 @@
-"""What scripts log, as the coordinator takes it: each call once, in order, and those that are lost are counted."""
+"""The coordinator's part in what scripts log: each call once, in order, with a count of lost ones."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from zmqps.core.protocol.messages import Note, Noted
 from zmqps.core.protocol.messages.notes import MAX_STEP
 from zmqps.errors import ProtocolError
 
-#: So often a member's messages are taken in the long run: twice as often as a worker sends them at most,
+#: The long-run rate at which a member's messages are taken: at least twice as often as a worker sends them,
 INTERVAL_S = 0.05
-#: … and so many at once, as one sends that leaves. Others are not answered, so they come again.
+#: … and the burst, as a leaving worker sends. Others are not answered, so they are resent.
 BURST = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Logged:
-    """A node's script has logged something: for those who write it elsewhere."""
+    """A node's script has logged something: for sinks."""
 
-    job: str  # say ``default``
-    node: str  # say ``worker 2``
-    entries: tuple[Entry, ...]  # when, on the machine's clock; for which step, if any; values by name
+    job: str  # such as ``default``
+    node: str  # such as ``worker 2``
+    entries: tuple[Entry, ...]  # the time, on the machine's clock; the step, if any; values by name
     dropped: int = 0  # how many calls before these are lost
 
 
@@ -35,11 +35,11 @@ class NoteReceiver:
     def __init__(self, history: History, changed: Callable[[bytes], None]) -> None:
         self.history = history
         self.num_taken = 0  # calls of all members
-        self.num_lost = 0  # before they came
+        self.num_lost = 0  # before they arrived
         self._changed = changed
 
     def take(self, member: MemberInfo, message: Note, now: float) -> list[Action]:
-        """Take what is new of a message; one that has come before is answered again."""
+        """Take the new entries of a message; a repeated message is answered again."""
         upto = message.first + len(message.entries)
         if upto > MAX_STEP:
             raise ProtocolError(f"a script has not logged {upto} times")

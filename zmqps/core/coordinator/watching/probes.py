@@ -1,4 +1,4 @@
-"""Whether nodes answer, and what the threads of one are doing: asked for by anybody, or by who may end jobs."""
+"""Health checks, for any client, and thread stacks of a node, for clients that may end jobs."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from zmqps.core.protocol.messages import Examine, Examined, Probe, Probed
 from zmqps.core.protocol.messages.watching import COORDINATOR_NODE, MAX_STACKS_NBYTES
 from zmqps.errors import LimitError
 
-#: Seconds that a node has to answer: a loop that is later than that does not look after its heartbeats either.
+#: Seconds that a node has to answer: a later loop does not send heartbeats in time, either.
 PROBE_S = 2.0
-#: Examinations at a time; who asks beyond them asks again by itself.
+#: Examinations at a time; clients beyond them repeat their request by themselves.
 MOST_EXAMINATIONS = 8
-#: So many nodes are told of one by one: first those who are silent, then the slowest.
+#: This many nodes are listed: first the silent ones, then the slowest.
 MOST_LISTED = 1024
 
 
 class ProbeOutcome(StrEnum):
-    """What has become of a node that was probed."""
+    """The result of a probed node."""
 
     ANSWERED, SILENT, GONE = "answered", "silent", "gone"
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class _Examination:
-    """One that is under way."""
+    """An examination in progress."""
 
     number: int
-    asker: tuple[Peer, int]  # and its request
+    asker: tuple[Peer, int]  # the client and its request
     stacks: bool
     began_at: float
     awaited: dict[bytes, MemberInfo]  # by incarnation
@@ -44,7 +44,7 @@ class _Examination:
 
 
 class Probes:
-    """The examinations that are under way."""
+    """The examinations in progress."""
 
     def __init__(self, members: Mapping[bytes, MemberInfo], wheel: Wheel) -> None:
         self._timer = wheel.timer("examinations", self.next_deadline, self.on_deadline)
@@ -54,10 +54,10 @@ class Probes:
         self._inquiries = Inquiries()
 
     def examine(self, peer: Peer, message: Examine, now: float) -> list[Action]:
-        """Let nodes be probed; asked again meanwhile, nothing more is done.
+        """Probe nodes; a repeated request does nothing more.
 
-        Raises `JobError`: there is no node of that name; `AmbiguousNodeError`: there are several; `LimitError`: too
-        many have asked for too much.
+        Raises `JobError`: there is no node of that name; `AmbiguousNodeError`: there are several; `LimitError`: there
+        are too many requests.
         """
         asker = peer, message.request
         if any(one.asker == asker for one in self._open.values()):
@@ -81,7 +81,7 @@ class Probes:
         return [*sent, *self._ended_if_all(one, now)]
 
     def probed(self, member: MemberInfo, message: Probed, now: float) -> list[Action]:
-        """A member has answered; what comes too late, or was not asked for, is nothing any more."""
+        """A member has answered; a late or unrequested answer is ignored."""
         one = self._open.get(message.number)
         if one is None or one.awaited.pop(member.incarnation, None) is None:
             return []
@@ -95,7 +95,7 @@ class Probes:
         return min((one.began_at + PROBE_S for one in self._open.values()), default=None)
 
     def on_deadline(self, now: float) -> list[Action]:
-        """Name those who have not answered in time."""
+        """Name the nodes that have not answered in time."""
         over = [one for one in self._open.values() if now >= one.began_at + PROBE_S]
         return [action for one in over for action in self._end(one, now)]
 
@@ -139,7 +139,7 @@ def _worst_first(node: Mapping[str, Any]) -> tuple[bool, float, str, int]:
 
 
 def _bounded(lines: Any) -> list[str]:
-    """Return as many lines as a process may say, whatever it says."""
+    """Return as many lines as a process may send."""
     kept, left = list[str](), MAX_STACKS_NBYTES
     for line in lines:
         left -= len(line.encode(errors="replace")) + 1

@@ -1,7 +1,6 @@
-"""What the coordinator says of members as plain data, for ``zmqps status --json``; it always fits into a message.
+"""The coordinator's view of members as plain data, for ``zmqps status --json``; it always fits into a message.
 
-What one member says of itself has bounds, and so has what is said of all of them: beyond it something is left out,
-and ``left_out`` says what.
+The facts of one member are bounded, and so is the total: beyond it something is left out, which ``left_out`` names.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from zmqps.errors import LimitError, counted, listed
 if TYPE_CHECKING:
     from zmqps.core.coordinator.run import JobRun
 
-#: How many of a member's counters are kept, and how many bytes of them, for each job that it counts them of.
+#: How many of a member's counters are kept, and their bytes, for each job that it counts for.
 MAX_COUNTERS = 64
 MAX_COUNTERS_NBYTES = 4096
 MAX_COUNTER_NAME_CHARS = 64
@@ -31,17 +30,17 @@ MAX_COUNTED_JOBS = 256
 #: Bytes of the jobs in a status, and of the members; with the rest below `zmqps.core.protocol.wire.MAX_HEADER_NBYTES`.
 MAX_JOBS_NBYTES = 5 << 19
 MAX_MEMBERS_NBYTES = 7 << 19
-#: A status of so many members is told so much later than the one before (it takes a tenth of that to make and to send),
-#: but for as many as fit into `BURST_S`.
+#: The pause after a status of this many members (it takes a tenth of that to make and to send), except for as many as
+#: fit into `BURST_S`.
 SPACING_S = 100e-6
 BURST_S = 1.0
-#: Of so many members a status tells one by one; of more only how many there are. It must not hold up training.
+#: Up to this many members are listed; of more only their number. The status must not delay training.
 MAX_LISTED = 1024
-#: Jobs that wait, of which the log and the status say so.
+#: The most waiting jobs in the log and the status.
 MOST_WAITING = 32
-#: What a member's fields take besides its texts: their names, and numbers.
+#: A member's fields besides its texts: their names, and numbers.
 MEMBER_NBYTES = 200
-#: What is left out first of a job that has more to say than its share.
+#: What is left out first of a job that exceeds its share.
 _DISPENSABLE: tuple[tuple[str, Any], ...] = (
     ("story", []),
     ("data", []),
@@ -54,12 +53,12 @@ _DISPENSABLE: tuple[tuple[str, Any], ...] = (
 )
 #: How many waits at barriers, and for data, the status and the log show.
 MOST_WAITS = 8
-#: Of those who do not count so many are named.
+#: The most spares to name.
 MOST_IDLE = 8
 
 
 def waiting(servers: Sequence[MemberInfo], wanted: int, jobs: Mapping[str, JobRun]) -> list[str]:
-    """Return in words what a cluster waits for: servers that are absent, and what its jobs wait for, by name."""
+    """Return in words what a cluster waits for: absent servers, and the waits of its jobs, by name."""
     absent = wanted - len(servers)
     needs = [f"{absent} of {counted(wanted, 'server')}"] if absent > 0 else []
     needs += ["a worker's init"] if all(only_observed(run) for run in jobs.values()) else []
@@ -70,13 +69,13 @@ def waiting(servers: Sequence[MemberInfo], wanted: int, jobs: Mapping[str, JobRu
 
 
 class Inquiries:
-    """Lets so many ask for the status that the others do not notice; telling it takes time for each member."""
+    """Bounds the rate of status requests so that others do not notice; each takes time per member."""
 
     def __init__(self) -> None:
-        self._due = 0.0  # when all that were told have been paid for
+        self._due = 0.0  # when all sent ones have been paid for
 
     def check(self, members: int, now: float) -> None:
-        """Raise `LimitError` if too many have asked already; they ask again by themselves."""
+        """Raise `LimitError` after too many requests; clients repeat theirs by themselves."""
         spacing = SPACING_S * (1 + members)
         self._due = max(self._due, now)
         if self._due > now + BURST_S:
@@ -86,7 +85,7 @@ class Inquiries:
 
 
 def nbytes_of(value: Any) -> int:
-    """Return how many bytes plain data take in a message, at most."""
+    """Return the most bytes that plain data take in a message."""
     kind = type(value)
     if kind is str:
         return 5 + (len(value) if value.isascii() else 4 * len(value))
@@ -98,7 +97,7 @@ def nbytes_of(value: Any) -> int:
 
 
 def fit_jobs(statuses: Mapping[str, dict[str, Any]], left_out: list[str]) -> dict[str, dict[str, Any]]:
-    """Return the statuses of jobs, less what goes beyond a job's share."""
+    """Return the statuses of jobs, without what exceeds a job's share."""
     share = MAX_JOBS_NBYTES // max(1, len(statuses))
     for name, status in statuses.items():
         nbytes = nbytes_of(status)
@@ -113,7 +112,7 @@ def fit_jobs(statuses: Mapping[str, dict[str, Any]], left_out: list[str]) -> dic
 def members_status(
     members: Sequence[MemberInfo], gone: Sequence[Departure], now: float, left_out: list[str]
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return who is there, and who has gone and how; first names are left out that do not fit, then counters."""
+    """Return present and departed members; first names that do not fit are left out, then counters."""
     there = [
         (member, {**_describe(member), "silent_s": round(now - member.seen_at, 3), "counters": {}})
         for member in members[:MAX_LISTED]
@@ -165,7 +164,7 @@ def _describe(member: MemberInfo) -> dict[str, Any]:
 
 
 def presentable(counters: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
-    """Return the counters of a member that the status shows, numbers and short texts, and how many bytes they take."""
+    """Return a member's counters for the status, numbers and short texts, and their bytes."""
     shown: dict[str, Any] = {}
     nbytes = 5
     for name, value in islice(counters.items(), MAX_COUNTERS):
@@ -185,17 +184,17 @@ def presentable(counters: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
 
 
 def packed(counters: Mapping[str, Any]) -> tuple[str, int]:
-    """Return the same in one string of JSON.
+    """Return the same as one string of JSON.
 
-    It is kept for as long as a member is remembered. Hundreds of small objects of each would lie scattered over memory
-    that was used for much else, and would keep all of that from going back to the system.
+    It is kept for as long as a member is remembered. Hundreds of small objects of each would be scattered over memory
+    that was used for much else, and would keep all of that from being returned to the system.
     """
     shown, nbytes = presentable(counters)
     return json.dumps(shown), nbytes
 
 
 def by_epoch(counters: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Return what a server counts of each job, by the job's epoch."""
+    """Return a server's counters of each job, by the job's epoch."""
     jobs = counters.get("jobs")
     items = islice(jobs.items(), MAX_COUNTED_JOBS) if isinstance(jobs, dict) else ()
     return {epoch[:MAX_COUNTER_NAME_CHARS]: presentable(of)[0] for epoch, of in items if isinstance(of, dict)}
@@ -250,7 +249,7 @@ def job_status(run: JobRun, servers: Sequence[MemberInfo], now: float) -> dict[s
 
 
 def only_observed(run: JobRun) -> bool:
-    """Whether nobody has begun a job, or is there to: as where the tasks of ``zmqps run`` meet."""
+    """Whether no member has begun a job, or is meant to: as in the job where the tasks of ``zmqps run`` meet."""
     return run.startup.job is None and not run.workers
 
 
@@ -259,7 +258,7 @@ def _idle(run: JobRun, worker: MemberInfo) -> str:
 
 
 def counters_of(run: JobRun, server: MemberInfo) -> dict[str, Any]:
-    """Return what a server counts of a job: sums over its copies; the newest version, the longest wait."""
+    """Return a server's counters of a job: sums over its copies; the newest version, the longest wait."""
     total: dict[str, Any] = {}
     for copy in run.startup.copies.of(server):
         for name, value in server.reported.by_epoch.get(str(copy.epoch), {}).items():

@@ -1,7 +1,7 @@
-"""Traces of a running cluster: who records, until when, and how what they have gets to the one who asked.
+"""Traces of a running cluster: which nodes record, until when, and how recordings reach the client.
 
-The coordinator keeps nothing of what nodes record: it passes on a piece at a time to whoever wants it. A trace is over
-at its time, whoever has gone meanwhile: each node ends it by itself.
+The coordinator stores nothing of the recordings: it forwards one piece at a time to the client. A trace ends at its
+time, whatever happens to clients: each node ends it by itself.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from zmqps.errors import JobError, LimitError, ProtocolError
 if TYPE_CHECKING:
     from zmqps.core.coordinator.run import JobRun
 
-#: So many nodes record at most: a trace of more is more than anybody looks at.
+#: The most recording nodes: a larger trace is too much to look at.
 MAX_TRACED = 256
-#: Pieces that are on their way to somebody.
+#: Pieces on their way to clients.
 MAX_FETCHES = 64
-#: So often it is looked who has come meanwhile, and who has not heard.
+#: How often new nodes, and nodes without an answer, are checked.
 LOOK_S = REPORT_S
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class NodeTrace:
-    """What is known of a node: what it said last, who it is, and when it was told to begin or end."""
+    """The state of a node: its last report, its identity, and when it was asked to start or stop."""
 
     facts: dict[str, Any]
     told_at: float
@@ -53,7 +53,7 @@ class NodeTrace:
 
 
 class Fetching(NamedTuple):
-    """Who waits for a piece: over which connection, and its number there."""
+    """The client of a piece: its connection, and the number there."""
 
     peer: Peer
     request: int
@@ -67,7 +67,7 @@ class Traces:
         self, identity: Identity, members: Mapping[bytes, MemberInfo], runs: Mapping[str, JobRun], wheel: Wheel
     ) -> None:
         self._timer = wheel.timer("tracing", self.next_deadline, self.on_deadline)
-        self.recorder: Recorder = Nothing()  # of the coordinator itself; its shell puts one here
+        self.recorder: Recorder = Nothing()  # of the coordinator itself; set by its shell
         self.state = TraceState.NONE
         self.ends_at = 0.0
         self.nodes: dict[bytes, NodeTrace] = {}
@@ -76,7 +76,7 @@ class Traces:
         self._runs = runs
         self._wanted = Trace(0, TraceAction.START, "", 0.0, 0, 0)
         self._look_due: float | None = None
-        self._fetches: OrderedDict[int, Fetching] = OrderedDict()  # by the number that a node knows
+        self._fetches: OrderedDict[int, Fetching] = OrderedDict()  # by the number sent to a node
         self._last_fetch = 0
 
     @property
@@ -84,13 +84,13 @@ class Traces:
         """The number of the last one; 0: there was none."""
         return _number_of(self._wanted)
 
-    # --- who asks ------------------------------------------------------------------------------
+    # --- clients -------------------------------------------------------------------------------
 
     def ask(self, peer: Peer, message: Trace | Fetch, now: float) -> list[Action]:
-        """Begin a trace, end it, say how far it is, or get a piece of it.
+        """Start a trace, end it, report its progress, or fetch a piece of it.
 
         Raises `JobError`: there is no such job, no such node, or no such trace any more; `LimitError`: there is another
-        trace, or it is to be too long or too large.
+        trace, or it would be too long or too large.
         """
         if isinstance(message, Fetch):
             return self._fetch(peer, message)
@@ -107,7 +107,7 @@ class Traces:
         if len(message.nonce) != KEY_NBYTES:
             raise ProtocolError(f"a trace has a nonce of {KEY_NBYTES} bytes")
         if _number_of(message) == self.number:
-            return []  # asked again, because the answer was lost
+            return []  # repeated, because the answer was lost
         if self.state == TraceState.ON:
             raise LimitError(what="number of traces at a time", got=2, limit=1)
         if message.job and message.job not in self._runs:
@@ -143,13 +143,13 @@ class Traces:
         self.nodes.clear()
         self._fetches.clear()
 
-    # --- those that record ---------------------------------------------------------------------
+    # --- recording nodes -----------------------------------------------------------------------
 
     def _is_wanted(self, member: MemberInfo) -> bool:
         return not self._wanted.job or member.role == "server" or member.job == self._wanted.job
 
     def _look(self, now: float) -> list[Action]:
-        """Tell those who have come meanwhile, and those who have not heard."""
+        """Inform new nodes, and those that have not answered."""
         actions: list[Action] = []
         self._look_due = now + LOOK_S
         self._timer.touch()
@@ -172,12 +172,12 @@ class Traces:
         return Send(member.peer, RecordSpans(self.number, left, self._wanted.nbytes))
 
     def told(self, member: MemberInfo, message: SpansRecorded | Piece, now: float) -> list[Action]:
-        """A node says how far it is, or has a piece that somebody wants."""
+        """A node reports its progress, or sends a requested piece."""
         if isinstance(message, Piece):
             return self._pass_on(member, message)
         clock = Send(member.peer, Clock(message.number, message.state, message.sent, self.recorder.time()))
         node = self.nodes.get(member.incarnation) if message.number == self.number else None
-        if node is None or self.state == TraceState.NONE:  # nobody knows of it any more
+        if node is None or self.state == TraceState.NONE:  # it has been forgotten
             end = [Send(member.peer, RecordSpans(message.number, 0.0, 0))] if message.state == TraceState.ON else []
             return [clock, *end]
         node.state, node.nbytes, node.lost, node.steps = message.state, message.nbytes, message.lost, message.steps
@@ -188,7 +188,7 @@ class Traces:
         return self._look_due
 
     def on_deadline(self, now: float) -> list[Action]:
-        """End a trace at its time, or when all have done their steps; tell who has not heard; forget what is old."""
+        """End a trace at its time, or when all have done their steps; repeat unanswered messages; forget old ones."""
         if self._look_due is None or now < self._look_due:
             return []
         if self.state == TraceState.ON and (now >= self.ends_at or self._is_done):
@@ -200,13 +200,13 @@ class Traces:
 
     @property
     def _is_done(self) -> bool:
-        """Whether all workers that are here have done the steps that were asked for."""
+        """Whether all present workers have done the requested steps."""
         members = self._members
         workers = [n for who, n in self.nodes.items() if who in members and members[who].role == "worker"]
         steps = self._wanted.steps
         return bool(steps and workers) and all(node.steps >= steps for node in workers)
 
-    # --- what they have ------------------------------------------------------------------------
+    # --- recordings ----------------------------------------------------------------------------
 
     def _fetch(self, peer: Peer, message: Fetch) -> list[Action]:
         if message.number != self.number or self.state != TraceState.OFF:
@@ -220,7 +220,7 @@ class Traces:
             raise JobError("the node whose trace is asked for has left, and has taken it along")
         self._last_fetch = self._last_fetch % 0xFFFFFFFF + 1
         self._fetches[self._last_fetch] = Fetching(peer, message.request, message.who)
-        while len(self._fetches) > MAX_FETCHES:  # lost on the way; whoever wants it asks again
+        while len(self._fetches) > MAX_FETCHES:  # lost in transfer; the client repeats its request
             self._fetches.popitem(last=False)
         asked = Fetch(self._last_fetch, message.number, message.who, message.offset)
         return [Send(self._members[message.who].peer, asked)]
@@ -228,7 +228,7 @@ class Traces:
     def _pass_on(self, member: MemberInfo, piece: Piece) -> list[Action]:
         fetching = self._fetches.get(piece.request)
         if fetching is None or piece.number != self.number:
-            return []  # somebody else's by now, or an answer to what was asked twice
+            return []  # another one's by now, or an answer to a repeated request
         if not fetching.who == member.incarnation == piece.who:
             raise ProtocolError("a node hands out what itself has recorded, and nothing else")
         del self._fetches[piece.request]
@@ -247,7 +247,7 @@ def _number_of(trace: Trace) -> int:
 
 
 def _clock_of(facts: Mapping[str, Any]) -> dict[str, float]:
-    """Return what a node knows of this clock, as far as it makes sense."""
+    """Return what a node knows of this clock, if plausible."""
     known = {name: facts.get(name, math.inf) for name in ("offset_s", "error_s")}
     return {name: float(value) for name, value in known.items() if type(value) in (int, float) and abs(value) < 1e12}
 

@@ -1,6 +1,6 @@
-"""What those see who watch a cluster: how figures have gone, what has happened, and for whom a step waits now.
+"""The view for watchers of a cluster: figures over time, events, and whom a step waits for now.
 
-It is fed by heartbeats and by what the coordinator logs, takes bounded memory, and decides nothing.
+Its input is heartbeats and the coordinator's log. It takes bounded memory, and decides nothing.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from zmqps.core.protocol.messages import Watch
 if TYPE_CHECKING:
     from zmqps.core.coordinator.run import JobRun
 
-#: Events that are remembered, and how much of the words of each.
+#: Remembered events, and how much of the text of each.
 MAX_EVENTS, MAX_EVENT_CHARS = 512, 300
-#: The kind of the event that a job begins, and what its name had before is of another one.
+#: The kind of the event of a starting job: earlier events of its name are of another job.
 BEGAN = "began"
-#: Two heartbeats closer together than this tell no rate.
+#: Two heartbeats closer together than this give no rate.
 LEAST_S = 0.5
-#: Points of all series in a view: what takes about 20 ms to make and 1 MB to send.
+#: Points of all series in a view: about 20 ms to make and 1 MB to send.
 MAX_POINTS = 20_000
-#: Of those who are waited for so many are told one by one.
+#: The most awaited members to list.
 MOST_AWAITED = 8
-#: Of the workers of a job, those whom others have waited for longest.
+#: Of the workers of a job, those that others have waited for longest.
 MOST_WAITED_FOR = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Happened:
-    """Something that happened to the cluster."""
+    """An event of the cluster."""
 
     at: float
     kind: str
@@ -48,9 +48,9 @@ class Happened:
 
 @dataclass(slots=True, kw_only=True)
 class CounterSample:
-    """What a member had counted at a heartbeat, at this time by its own clock.
+    """A member's counts at a heartbeat, at this time by its own clock.
 
-    What it counts in a while is a rate by that clock only: the coordinator may have stood still meanwhile.
+    Rates are by that clock only: the coordinator may have been stopped meanwhile.
     """
 
     at: float
@@ -59,12 +59,12 @@ class CounterSample:
     sent: float
     received: float
     cpu: float
-    steps: tuple[float, float]  # seconds in all, and how many
+    steps: tuple[float, float]  # total seconds, and number
     staleness: tuple[float, float]
 
 
 class Watching:
-    """What the coordinator remembers for those who watch."""
+    """What the coordinator remembers for watchers."""
 
     def __init__(self) -> None:
         self.history = History()
@@ -72,7 +72,7 @@ class Watching:
         self.happened: Counter[str] = Counter()  # by kind
 
     def note(self, actions: Iterable[Action], now: float) -> None:
-        """Remember what has happened, of what is logged."""
+        """Remember logged events."""
         for action in actions:
             if type(action) is Log and action.kind:
                 self.happened[action.kind] += 1
@@ -83,9 +83,9 @@ class Watching:
                     self.history.forget(action.job)
 
     def heartbeat(self, member: MemberInfo, counters: Mapping[str, Any], run: JobRun | None, now: float) -> None:
-        """Take what a member has counted since its last heartbeat."""
+        """Process a member's counts since its last heartbeat."""
         if "rss_nbytes" not in counters:
-            return  # over a connection that is new nothing is said
+            return  # over a new connection there are none
         is_server = member.role == "server"
         sent, received = ("pulled_nbytes", "pushed_nbytes") if is_server else ("bytes_sent", "bytes_received")
         sample = CounterSample(
@@ -130,7 +130,7 @@ class Watching:
             self.history.add(Key(run.name, "", "steps_per_second"), now, rate, steps)
 
     def view(self, asked: Watch, status: Mapping[str, Any], runs: Mapping[str, JobRun], now: float) -> dict[str, Any]:
-        """Return what there is to see of a cluster, whose status this is, as plain data."""
+        """Return the view of a cluster with this status, as plain data."""
         since = now - asked.span
         return {
             "now": round(now, 3),
@@ -158,25 +158,25 @@ class Watching:
 
 
 def steps_of(run: JobRun) -> int:
-    """Return how far a job is: its clock, or, where it has none, the pushes of its workers."""
+    """Return a job's progress: its clock or, without one, the pushes of its workers."""
     return run.steps.clock or sum(worker.reported.num_pushes for worker in run.workers)
 
 
 def _pushes_per_second(run: JobRun) -> float:
-    """Return the pushes of all its workers, of each as it has counted them between its last heartbeats."""
+    """Return the pushes of all its workers, of each as counted between its last heartbeats."""
     samples: Iterable[CounterSample | None] = (worker.reported.sample for worker in run.workers)
     return sum(sample.pushes_per_second for sample in samples if sample is not None)
 
 
 def waited_for(run: JobRun) -> dict[str, float]:
-    """Return for how long in all the others have waited for a worker alone, by its name; those longest awaited."""
+    """Return the total time that others have waited for a worker alone, by its name; the longest awaited ones."""
     longest = nlargest(MOST_WAITED_FOR, run.workers, key=lambda worker: worker.reported.awaited_s)
     awaited = {f"{worker.role} {worker.rank}": round(worker.reported.awaited_s, 3) for worker in longest}
     return {name: seconds for name, seconds in awaited.items() if seconds}
 
 
 def step_waits(runs: Mapping[str, JobRun], now: float) -> Iterator[dict[str, Any]]:
-    """Yield for whom the open steps of jobs wait, in words, too."""
+    """Yield whom the open steps of jobs wait for, with a text."""
     for name, run in runs.items():
         since_s, awaited = run.steps.awaited(now)
         for member in awaited[:MOST_AWAITED]:
@@ -194,7 +194,7 @@ def _number(counters: Mapping[str, Any], name: str) -> float:
 
 
 def _summed(counters: Mapping[str, Any], name: str) -> tuple[float, float]:
-    """Return the sum of a histogram and how many it has counted."""
+    """Return the sum of a histogram and its count."""
     value: Sequence[float] | None = counters.get(name)
     if value is None or not is_histogram(name, value):
         return 0.0, 0.0
