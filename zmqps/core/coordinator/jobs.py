@@ -47,9 +47,7 @@ class EndedJobs:
     def __init__(self, changed: Callable[[str], None] = lambda name: None) -> None:
         self._changed = changed  # called with the name of a new or forgotten one
         self.by_name: OrderedDict[str, Ended] = OrderedDict()
-        self._answers: OrderedDict[tuple[bytes, int, str], JobEnded] = (
-            OrderedDict()
-        )  # by nonce, to the client that ended it
+        self._answers: OrderedDict[tuple[bytes, int, str], JobEnded] = OrderedDict()  # by nonce, to the client
 
     def add(self, name: str, how: str, epoch: int, now: float) -> None:
         self.by_name[name] = Ended(how, now, epoch)

@@ -68,7 +68,7 @@ class Policy(ABC):
     def begin_at(self, clock: int) -> None:
         """The job continues from a checkpoint: no worker has joined yet."""
 
-    def go_back(self, clock: int) -> None:  # separate clocks do not change
+    def go_back(self, clock: int) -> None:  # noqa: B027 (separate clocks do not change)
         """All shards are at an earlier clock: later contributions are lost, and training continues from there."""
 
     @abstractmethod
@@ -103,7 +103,7 @@ class Policy(ABC):
         """Return the workers that have contributed to the uncommitted step."""
         return frozenset()
 
-    def retract(self, worker: bytes) -> None:  # nothing to do if steps are not committed
+    def retract(self, worker: bytes) -> None:  # noqa: B027 (nothing to do if steps are not committed)
         """A worker's contribution to the step is lost, and it cannot resend it."""
 
     @abstractmethod
@@ -114,7 +114,7 @@ class Policy(ABC):
     def restore(self, kept: Sequence[Any], now: float) -> None:
         """Restore the journaled state, once the training workers have joined; waiting ones ask again."""
 
-    def catch_up(self, worker: bytes, clock: int) -> None:  # most have no clock for a worker
+    def catch_up(self, worker: bytes, clock: int) -> None:  # noqa: B027  (most have no clock for a worker)
         """A worker reports its position, because the journaled one may be old."""
 
     def awaited(self) -> Iterable[bytes]:
