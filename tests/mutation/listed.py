@@ -90,30 +90,6 @@ EQUIVALENT = (
         reason="any number will do that is not 0",
     ),
     Equivalent(
-        path="zmqps/core/coordinator/training/steps.py",
-        old="if member is not None and request is not None:",
-        new="if (member is not None or request is not None):",
-        reason="who waits is a member and has asked",
-    ),
-    Equivalent(
-        path="zmqps/core/coordinator/consistency/base.py",
-        old="waiting: bool = False",
-        new="waiting: bool = True",
-        reason="who arrives waits",
-    ),
-    Equivalent(
-        path="zmqps/core/coordinator/consistency/bsp.py",
-        old="return False",
-        new="return None",
-        reason="it is only asked whether",
-    ),
-    Equivalent(
-        path="zmqps/core/server/dense/shard.py",
-        old="if source is not state.value and sum(gradient.size for _, gradient in means) < source.size:",
-        new="if source is not state.value and (sum((gradient.size for _, gradient in means)) <= source.size):",
-        reason="copies what is then overwritten",
-    ),
-    Equivalent(
         path="zmqps/core/server/machine.py",
         old="seed = versions[0] << 32 | message.parts[0][0] if versions else 0",
         new="seed = versions[-1] << 32 | message.parts[0][0] if versions else 0",
@@ -162,26 +138,6 @@ EQUIVALENT = (
         reason="the first step that is seen sets it, and nothing asks for it before",
     ),
     Equivalent(
-        path="zmqps/core/server/dense/shard.py",
-        old="if state.readers or state.value is not state.places[0][0]:  # somebody reads it, or it is not at home",
-        new="if state.readers or state.value is not state.places[0][-1]:  # somebody reads it, or it is not at home",
-        reason="saves a call, which leaves a slice that is at home and that nobody reads as it is",
-    ),
-    Equivalent(
-        path="zmqps/core/server/dense/shard.py",
-        old="results = {i: (s.version, max(0, s.version - read)) "
-        "for s, (i, read, _) in zip(states, parts, strict=True)}",
-        new="results = {i: (s.version, max(-1, s.version - read)) "
-        "for s, (i, read, _) in zip(states, parts, strict=True)}",
-        reason="to a treatment, a version to come is like the one of now; what is answered is reckoned anew",
-    ),
-    Equivalent(
-        path="zmqps/core/worker/asked.py",
-        old="actions += host.links.connect(placement, message, now)",
-        new="actions = host.links.connect(placement, message, now)",
-        reason="there are none before",
-    ),
-    Equivalent(
         path="zmqps/core/worker/connections/link.py",
         old="default_factory=lambda: count(1)",
         new="default_factory=lambda: count(2)",
@@ -192,12 +148,6 @@ EQUIVALENT = (
         old="self.now = 0.0  # of the event being handled",
         new="pass  # of the event being handled",
         reason="every event sets it before anything looks at it",
-    ),
-    Equivalent(
-        path="zmqps/core/coordinator/members/membership.py",
-        old="member = MemberInfo(hello=hello, peer=peer, roster=self, rank=0, seen_at=now)",
-        new="member = MemberInfo(hello=hello, peer=peer, roster=self, rank=1, seen_at=now)",
-        reason="the next line gives it its rank",
     ),
     Equivalent(
         path="zmqps/core/coordinator/kernel/machine.py",

@@ -20,8 +20,6 @@ MAX_LINE_NBYTES = 8 << 20
 PART_NBYTES = 256 << 10
 #: In flags and variables: the folder of the files that were handed over.
 FILES = "{files}"
-#: A key or a secret is a few kB, and there are a few of them.
-MAX_FILES_NBYTES = 1 << 20
 
 Message = dict[str, Any]
 

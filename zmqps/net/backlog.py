@@ -113,7 +113,7 @@ class Backlogs(dict[Peer, Backlog]):
         self[peer] = Backlog(self)
 
     def relieve(self, door: Door, now: float) -> None:
-        """If too much waits in total, shut the largest backlogs until it is not; a peer within its window may stay.
+        """If too much waits in total, shut the largest backlogs until it fits; a peer within its window stays.
 
         Every peer may have its window of answers, which are mostly views of the values and take no memory. So many
         honest peers on a slow network may exceed the total; they read.

@@ -480,7 +480,7 @@ class Door:
         self._at(descriptor, end)
 
     def _at(self, descriptor: int, do: Callable[[socket.socket], T]) -> T | None:
-        """Return a function's result for a connection; None if it has ended, and its number is no longer a socket."""
+        """Return a function's result for a connection; None if it has ended and its number is another socket's."""
         try:
             os.dup2(descriptor, self._held, inheritable=False)  # so that it stays the same connection meanwhile
             with borrowed(self._held) as connection:

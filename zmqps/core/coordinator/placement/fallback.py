@@ -267,13 +267,13 @@ class Fallback(KeptRecord):
                 changed=self.changed, generation=copy.generation + 1, lost=lost_one, home=home
             )
             going.shards[shard].num_lost = self._forget(shard) + (before.num_lost if before is not None else 0)
-        self._replication.forget(shards)
+        released = self._replication.forget(shards)
         self._startup.held = self._text(going.shards)
         text = f"{self._text(shards)}, of version {target.version}"
         epoch, revision = self._startup.epoch, self._replication.views.new_revision()
         message = GoBack(epoch, revision, sorted(going.shards), {}, 0, 0, {"path": target.path})
         told = self._replication.views.announce(message)
-        return [self._startup.story.log("warning", text, "fallback"), *told, *self.fill(servers, now)]
+        return [self._startup.story.log("warning", text, "fallback"), *released, *told, *self.fill(servers, now)]
 
     def _forget(self, shard: int) -> int:
         """No copy of a shard that is there counts any more; return what is known to be lost since it went back last."""

@@ -152,12 +152,14 @@ class Replication:
         """A member talks to the new server of a shard, and has brought there what it has of the open step."""
         return self._steps.brought_again(member.incarnation, change.shards[0])
 
-    def forget(self, shards: Iterable[int]) -> None:
+    def forget(self, shards: Iterable[int]) -> list[Action]:
         """No copy is left of these shards that counts."""
+        actions = list[Action]()
         for shard in shards:
             self.shortages.forget(shard)
             self.views.forget(ChangeKind.MOVED, shard)
-            self.handovers.forget(shard)
+            actions += self.handovers.forget(shard)
+        return actions
 
     def degraded(self, shards: Iterable[int], why: str, now: float) -> None:
         """These shards have a leader alone, and get backups again, on servers with shards of their own, too."""

@@ -244,10 +244,10 @@ class Handovers(Transitions):
         found = [handover for handover in self.under_way.values() if copy in (handover.old, handover.new)]
         return [action for handover in found for action in self._forget(handover)]
 
-    def forget(self, shard: int) -> None:
+    def forget(self, shard: int) -> list[Action]:
         """No copy of a shard is left that counts."""
-        for handover in [handover for handover in self.under_way.values() if handover.old.shard == shard]:
-            self._forget(handover)
+        found = [handover for handover in self.under_way.values() if handover.old.shard == shard]
+        return [action for handover in found for action in self._forget(handover)]
 
     def moves(self, copy: Replica) -> bool:
         """Whether a copy moves, or is what another one moves to."""
