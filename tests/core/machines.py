@@ -84,14 +84,18 @@ def make_shard(
     )
 
 
-def sent(actions: list[Action], kind: type[M], to: Peer | None = None) -> list[M]:
-    """Return the messages of one kind among the actions."""
+def sent(actions: list[Action], kind: type[M], to: Peer | None = None, **fields: Any) -> list[M]:
+    """Return the messages of one kind among the actions, those with these fields."""
     sends = [action for action in actions if isinstance(action, Send) and to in (None, action.peer)]
-    return [send.message for send in sends if isinstance(send.message, kind)]
+    return [send.message for send in sends if _is(send.message, kind, fields)]
 
 
-def receivers(actions: list[Action], kind: type[m.Message]) -> list[Peer]:
-    return [action.peer for action in actions if isinstance(action, Send) and isinstance(action.message, kind)]
+def receivers(actions: list[Action], kind: type[m.Message], **fields: Any) -> list[Peer]:
+    return [action.peer for action in actions if isinstance(action, Send) and _is(action.message, kind, fields)]
+
+
+def _is(message: m.Message, kind: type[m.Message], fields: dict[str, Any]) -> bool:
+    return isinstance(message, kind) and all(getattr(message, name) == value for name, value in fields.items())
 
 
 def sent_to(actions: list[Action], kind: type[M]) -> list[tuple[str, M]]:

@@ -241,7 +241,7 @@ MESSAGES: dict[str, m.Message] = {
     "checkpointed": m.Checkpointed(9, "/data/resnet/ckpt-000000000500-0001", 500, 1.5, 306_000_000),
     "hold": m.Hold(1),
     "holding": m.Holding(1),
-    "go on": m.GoOn(1),
+    "end of a hold": m.Hold(1, 1),
     "stretch of a file to write": m.FileAsk(3, "write", "/data/resnet/tmp-1/a.safetensors", 64, 0, (W,)),
     "stretch of a file to read": m.FileAsk(4, "read", "/data/resnet/ckpt-1/a.safetensors", 64, 4096, ()),
     "file that was read": m.FileAnswer(4, {}, (W,)),

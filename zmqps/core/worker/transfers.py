@@ -100,14 +100,12 @@ class Transfers:
         return actions if pace.paused is None else [*actions, *self._say_paused(now)]
 
     def pause(self, message: m.Hold, now: float) -> list[Action]:
-        """A checkpoint is to be a cut between pushes: begin none, and say so once none is under way."""
+        """Begin no push, and say so once none is under way; or go on, if this is the pause that ends."""
+        if message.ends:
+            pause = self.pace.paused
+            return self.unpause(now) if pause is not None and message.number == pause.number else []
         self.pace.paused = Pause(message.number, now + PAUSE_S)
         return self._say_paused(now)
-
-    def end_pause(self, message: m.GoOn, now: float) -> list[Action]:
-        """The cut is made, or was given up; of another pause this says nothing."""
-        pause = self.pace.paused
-        return self.unpause(now) if pause is not None and message.number == pause.number else []
 
     def unpause(self, now: float) -> list[Action]:
         """Go on, whatever the pause was for."""

@@ -62,7 +62,6 @@ from zmqps.core.protocol.messages.saving import Checkpoint as Checkpoint
 from zmqps.core.protocol.messages.saving import Checkpointed as Checkpointed
 from zmqps.core.protocol.messages.saving import FileAnswer as FileAnswer
 from zmqps.core.protocol.messages.saving import FileAsk as FileAsk
-from zmqps.core.protocol.messages.saving import GoOn as GoOn
 from zmqps.core.protocol.messages.saving import Hold as Hold
 from zmqps.core.protocol.messages.saving import Holding as Holding
 from zmqps.core.protocol.messages.saving import Save as Save
@@ -108,7 +107,7 @@ from zmqps.core.protocol.terms import SetRates as SetRates
 if TYPE_CHECKING:
     from zmqps.core.protocol.message import Buffer as Buffer
 
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 MAGIC = "zmqps"
 
 #: States that messages carry; each is checked by the name of its class.
