@@ -27,6 +27,7 @@ M = TypeVar("M", bound=m.Message)
 E = TypeVar("E", bound=Exception)
 
 INTERVAL, TIMEOUT = 1.0, 10.0
+MOVED, REWOUND, CUT = m.ChangeKind
 
 
 def identity(role: str, name: str = "a", job: str = "default") -> Identity:
@@ -98,11 +99,18 @@ def _is(message: m.Message, kind: type[m.Message], fields: dict[str, Any]) -> bo
     return isinstance(message, kind) and all(getattr(message, name) == value for name, value in fields.items())
 
 
-def sent_to(actions: list[Action], kind: type[M]) -> list[tuple[str, M]]:
+def sent_to(actions: list[Action], kind: type[M], **fields: Any) -> list[tuple[str, M]]:
     """Return the messages of one kind among the actions, each with the name of its receiver."""
     return [
-        (to[1:].decode(), message) for to, message in zip(receivers(actions, kind), sent(actions, kind), strict=True)
+        (to[1:].decode(), message)
+        for to, message in zip(receivers(actions, kind, **fields), sent(actions, kind, **fields), strict=True)
     ]
+
+
+def server_of(view: m.View) -> dict[str, Any]:
+    """Return where the only shard is that a member is told of."""
+    (server,) = view.placement["servers"]
+    return server  # type: ignore[no-any-return]
 
 
 def errors(actions: list[Action], to: Peer | None = None) -> list[int]:
@@ -172,11 +180,13 @@ class Coordinator:
         self.machine.validate()
         return actions
 
-    def reply(self, actions: list[Action], kind: type[M], *answers: Callable[[M], m.Message]) -> list[Action]:
+    def reply(
+        self, actions: list[Action], kind: type[M], *answers: Callable[[M], m.Message], **fields: Any
+    ) -> list[Action]:
         """Let nodes that are sent a message of one kind answer it so."""
         return [
             action
-            for name, message in sent_to(actions, kind)
+            for name, message in sent_to(actions, kind, **fields)
             for answer in answers
             for action in self.take(name, answer(message))
         ]
@@ -187,7 +197,7 @@ class Coordinator:
 
     def follow(self, actions: list[Action]) -> list[Action]:
         """Let the members that were told of a new server talk to it."""
-        sends = [(name, got) for name, got in sent_to(actions, m.Moved) if got.server]
+        sends = [(name, got) for name, got in sent_to(actions, m.View, change=MOVED) if got.placement]
         return [action for name, got in sends for action in self.take(name, m.Followed(got.epoch, got.revision, 0))]
 
     def join(self, *names: str) -> list[Action]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.core.coordinator.placement.test_drains import Cluster
-from tests.core.machines import errors, logged, peer, receivers, sent, sent_to
+from tests.core.machines import CUT, errors, logged, peer, receivers, sent, sent_to
 from zmqps.core.coordinator.placement.scales import MAX_ASKED, plan
 from zmqps.core.protocol import messages as m
 from zmqps.core.protocol.events import Action
@@ -130,12 +130,12 @@ def test_shards_are_cut_once_no_push_is_under_way_and_members_are_told() -> None
     cutting = yielded(cluster, held(cluster, pausing))
     old = set(cluster.run().startup.copies.by_epoch)
     done = filled(cluster, cutting)
-    assert set(receivers(done, m.Recut)) == {peer("w0"), peer("w1")}
+    assert set(receivers(done, m.View, change=CUT)) == {peer("w0"), peer("w1")}
     assert {discard.epoch for discard in sent(done, m.Discard)} == old
     placement = cluster.run().startup.placement
     assert placement is not None
     for worker in ("w0", "w1"):
-        (told,) = sent(done, m.Recut, peer(worker))
+        (told,) = sent(done, m.View, peer(worker), change=CUT)
         assert len(told.placement["servers"]) == placement.num_shards
         cluster.take(worker, m.Followed(told.epoch, told.revision, 0))
     assert not cluster.run().replication.recuts.is_cutting
@@ -171,7 +171,7 @@ def test_a_cut_that_finds_gradients_of_a_step_waits_for_its_end_and_no_longer() 
     assert set(receivers(again, m.Hold, ends=0)) == {peer("w0"), peer("w1")}
     assert not sent(again, m.Proceed)
     done = filled(cluster, yielded(cluster, held(cluster, again)))
-    assert set(receivers(done, m.Recut)) == set(receivers(done, m.Proceed)) == {peer("w0"), peer("w1")}
+    assert set(receivers(done, m.View, change=CUT)) == set(receivers(done, m.Proceed)) == {peer("w0"), peer("w1")}
 
 
 def test_a_leader_that_has_gradients_between_steps_is_asked_again_a_while_later() -> None:

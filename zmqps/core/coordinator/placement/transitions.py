@@ -16,12 +16,12 @@ from zmqps.core.coordinator.members.membership import LeavingState, MemberInfo
 from zmqps.core.coordinator.placement.copies import RETRY_S, Replica, ReplicaSet
 from zmqps.core.coordinator.placement.shortages import Shortages
 from zmqps.core.coordinator.placement.startup import Startup
-from zmqps.core.coordinator.placement.views import ChangeKind, MemberViews
+from zmqps.core.coordinator.placement.views import MemberViews
 from zmqps.core.coordinator.training.steps import Steps
 from zmqps.core.job.keyspace import Placement
 from zmqps.core.job.recut import parents
 from zmqps.core.protocol.events import Action, Log, Send
-from zmqps.core.protocol.messages import Cut, Hold, Leading, Promote, Yield, Yielded
+from zmqps.core.protocol.messages import ChangeKind, Cut, Hold, Leading, Promote, Yield, Yielded
 from zmqps.errors import PSError, listed
 
 #: A leader that has not given up its place after so long keeps it, and workers wait no longer for the next step.

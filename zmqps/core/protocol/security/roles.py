@@ -122,9 +122,9 @@ TABLE = (
 #: What workers, observers and those who ask are told, and what processes of one job say to each other: neither the
 #: coordinator nor a server takes it from anybody. A new message stands here or in the table.
 NOT_TAKEN = (
-    m.Ack, m.Checkpointed, m.Examined, m.ExitNoted, m.GoBack, m.Hold, m.Job, m.JobEnded, m.Lost, m.Moved,
-    m.Noted, m.Proceed, m.Range, m.RatesSet, m.Recalled, m.Recut, m.Released, m.Status, m.Tensors, m.Tracing,
-    m.Values, m.Waiting,
+    m.Ack, m.Checkpointed, m.Examined, m.ExitNoted, m.Hold, m.Job, m.JobEnded, m.Lost,
+    m.Noted, m.Proceed, m.Range, m.RatesSet, m.Recalled, m.Released, m.Status, m.Tensors, m.Tracing,
+    m.Values, m.View, m.Waiting,
 )  # fmt: skip
 #: The field by which some messages name whose they are.
 NAMES = {row.message: row.names for row in TABLE if row.names}
