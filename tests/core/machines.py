@@ -27,6 +27,7 @@ M = TypeVar("M", bound=m.Message)
 E = TypeVar("E", bound=Exception)
 
 INTERVAL, TIMEOUT = 1.0, 10.0
+MOVED, REWOUND, CUT = m.ChangeKind
 
 
 def identity(role: str, name: str = "a", job: str = "default") -> Identity:
@@ -84,21 +85,32 @@ def make_shard(
     )
 
 
-def sent(actions: list[Action], kind: type[M], to: Peer | None = None) -> list[M]:
-    """Return the messages of one kind among the actions."""
+def sent(actions: list[Action], kind: type[M], to: Peer | None = None, **fields: Any) -> list[M]:
+    """Return the messages of one kind among the actions, those with these fields."""
     sends = [action for action in actions if isinstance(action, Send) and to in (None, action.peer)]
-    return [send.message for send in sends if isinstance(send.message, kind)]
+    return [send.message for send in sends if _is(send.message, kind, fields)]
 
 
-def receivers(actions: list[Action], kind: type[m.Message]) -> list[Peer]:
-    return [action.peer for action in actions if isinstance(action, Send) and isinstance(action.message, kind)]
+def receivers(actions: list[Action], kind: type[m.Message], **fields: Any) -> list[Peer]:
+    return [action.peer for action in actions if isinstance(action, Send) and _is(action.message, kind, fields)]
 
 
-def sent_to(actions: list[Action], kind: type[M]) -> list[tuple[str, M]]:
+def _is(message: m.Message, kind: type[m.Message], fields: dict[str, Any]) -> bool:
+    return isinstance(message, kind) and all(getattr(message, name) == value for name, value in fields.items())
+
+
+def sent_to(actions: list[Action], kind: type[M], **fields: Any) -> list[tuple[str, M]]:
     """Return the messages of one kind among the actions, each with the name of its receiver."""
     return [
-        (to[1:].decode(), message) for to, message in zip(receivers(actions, kind), sent(actions, kind), strict=True)
+        (to[1:].decode(), message)
+        for to, message in zip(receivers(actions, kind, **fields), sent(actions, kind, **fields), strict=True)
     ]
+
+
+def server_of(view: m.View) -> dict[str, Any]:
+    """Return where the only shard is that a member is told of."""
+    (server,) = view.placement["servers"]
+    return server  # type: ignore[no-any-return]
 
 
 def errors(actions: list[Action], to: Peer | None = None) -> list[int]:
@@ -168,11 +180,13 @@ class Coordinator:
         self.machine.validate()
         return actions
 
-    def reply(self, actions: list[Action], kind: type[M], *answers: Callable[[M], m.Message]) -> list[Action]:
+    def reply(
+        self, actions: list[Action], kind: type[M], *answers: Callable[[M], m.Message], **fields: Any
+    ) -> list[Action]:
         """Let nodes that are sent a message of one kind answer it so."""
         return [
             action
-            for name, message in sent_to(actions, kind)
+            for name, message in sent_to(actions, kind, **fields)
             for answer in answers
             for action in self.take(name, answer(message))
         ]
@@ -183,7 +197,7 @@ class Coordinator:
 
     def follow(self, actions: list[Action]) -> list[Action]:
         """Let the members that were told of a new server talk to it."""
-        sends = [(name, got) for name, got in sent_to(actions, m.Moved) if got.server]
+        sends = [(name, got) for name, got in sent_to(actions, m.View, change=MOVED) if got.placement]
         return [action for name, got in sends for action in self.take(name, m.Followed(got.epoch, got.revision, 0))]
 
     def join(self, *names: str) -> list[Action]:

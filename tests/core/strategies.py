@@ -11,10 +11,7 @@ from hypothesis import strategies as st
 
 from zmqps.core.job.keyspace import SLICE_NBYTES, SPLIT_NBYTES, KeySpace, Placement
 from zmqps.core.job.spec import Parameter
-from zmqps.core.protocol.messages import BY_KIND, Message
-from zmqps.core.protocol.messages.resizing import DrainState
-from zmqps.core.protocol.messages.saving import SaveStage
-from zmqps.core.protocol.messages.tracing import TraceAction, TraceState
+from zmqps.core.protocol.messages import BY_KIND, STATES, Message
 from zmqps.core.protocol.wire import MAX_DEPTH, encode
 
 
@@ -53,7 +50,7 @@ BUFFERS = st.binary(max_size=60) | st.integers(0, 3).map(lambda n: np.arange(n *
 
 BY_ANNOTATION: dict[str, st.SearchStrategy[Any]] = {
     "U8": unsigned(8),
-    **{enum.__name__: st.sampled_from(enum) for enum in (DrainState, SaveStage, TraceAction, TraceState)},
+    **{enum.__name__: st.sampled_from(enum) for enum in STATES},
     "U32": unsigned(32),
     "U64": unsigned(64),
     "Text": st.text(max_size=40),

@@ -241,7 +241,7 @@ MESSAGES: dict[str, m.Message] = {
     "checkpointed": m.Checkpointed(9, "/data/resnet/ckpt-000000000500-0001", 500, 1.5, 306_000_000),
     "hold": m.Hold(1),
     "holding": m.Holding(1),
-    "go on": m.GoOn(1),
+    "end of a hold": m.Hold(1, 1),
     "stretch of a file to write": m.FileAsk(3, "write", "/data/resnet/tmp-1/a.safetensors", 64, 0, (W,)),
     "stretch of a file to read": m.FileAsk(4, "read", "/data/resnet/ckpt-1/a.safetensors", 64, 4096, ()),
     "file that was read": m.FileAnswer(4, {}, (W,)),
@@ -276,11 +276,16 @@ MESSAGES: dict[str, m.Message] = {
     "replicas": m.Replicas(1, 2, {"rows": [BACKUP]}),
     "promote": m.Promote(5, 3),
     "leading": m.Leading(5, 3, 2),
-    "moved": m.Moved(1, 0, 3, TO_REACH),
-    "about to move": m.Moved(1, 0, 3, {}),
-    "about to go back": m.GoBack(1, 1, (0, 2), {}, 0, 0, {"path": "/data/default/ckpt-7"}),
-    "go back": m.GoBack(
-        1, 2, (2,), {"rows": [TO_REACH]}, 7, 0, {"path": "/data/default/ckpt-7", "version": 7, "state": {"epoch": 3}}
+    "shard that has moved": m.View(1, 3, m.ChangeKind.MOVED, (0,), {"servers": [TO_REACH]}),
+    "shard about to move": m.View(1, 3, m.ChangeKind.MOVED, (0,), {}),
+    "shards about to go back": m.View(1, 1, m.ChangeKind.REWOUND, (0, 2), {}, {"path": "/data/default/ckpt-7"}),
+    "shard that has gone back": m.View(
+        1,
+        2,
+        m.ChangeKind.REWOUND,
+        (2,),
+        {"servers": [TO_REACH]},
+        {"path": "/data/default/ckpt-7", "version": 7, "state": {"epoch": 3}},
     ),
     "recalled": m.Recalled(9, 4, (6, 7)),
     "promote a copy whose backups have all that it has": m.Promote(5, 3, {"rows": [{**BACKUP, "number": 12}]}),
@@ -305,7 +310,9 @@ MESSAGES: dict[str, m.Message] = {
     "note": m.Note(3, ((0.5, 41, {"loss": 0.25, "größe": float("inf")}), (0.25, None, {"loss": -1.5}))),
     "noted": m.Noted(5),
     "cut of nothing": m.Cut(8, (), 0),
-    "recut": m.Recut(1, 3, {"cuts": [[0, 4, 8]], "slice_nbytes": 4096, "servers": [TO_REACH, TO_REACH]}),
+    "shards cut anew": m.View(
+        1, 3, m.ChangeKind.CUT, (), {"cuts": [[0, 4, 8]], "slice_nbytes": 4096, "servers": [TO_REACH, TO_REACH]}
+    ),
     "followed": m.Followed(1, 3, 5),
     "do all answer": m.Examine(1),
     "what does one do": m.Examine(1, "worker-2", SECRET, PROOF),

@@ -853,17 +853,22 @@ def test_a_coordinator_that_saves_before_all_workers_hold(monkeypatch: Patch) ->
 
 
 def test_a_worker_that_says_it_holds_while_a_push_is_under_way(monkeypatch: Patch) -> None:
-    def pause(transfers: Transfers, message: Hold, now: float) -> list[Action]:
+    def pause(original: Any, transfers: Transfers, message: Hold, now: float) -> list[Action]:
+        if message.ends:
+            return original(transfers, message, now)
         transfers.pace.paused = Pause(message.number, now + 5.0, now + 100.0)
         return [Send(COORDINATOR, Holding(message.number))]
 
-    monkeypatch.setattr(Transfers, "pause", pause)
+    wrap(monkeypatch, Transfers, "pause", pause)
     caught("async-saves-twisted", "has pushes in part", begin=10)
 
 
 def test_a_worker_that_is_never_told_to_go_on(monkeypatch: Patch) -> None:
+    def pause(original: Any, transfers: Transfers, message: Hold, now: float) -> list[Action]:
+        return [] if message.ends else original(transfers, message, now)
+
     monkeypatch.setattr("zmqps.core.worker.transfers.PAUSE_S", 1e6)
-    monkeypatch.setattr(Transfers, "end_pause", lambda transfers, message, now: [])
+    wrap(monkeypatch, Transfers, "pause", pause)
     caught("ssp-saves", "stays paused for a checkpoint")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.core.coordinator.kept import Kept
-from tests.core.machines import job, logged, peer, receivers, sent
+from tests.core.machines import MOVED, job, logged, peer, receivers, sent, server_of
 from zmqps.core.protocol import messages as m
 from zmqps.core.protocol.events import Action
 from zmqps.errors import JobEndedError, JournalBehindError
@@ -35,7 +35,7 @@ def test_a_promotion_that_was_decided_is_gone_on_with() -> None:
     back = kept.come_back("s2", *WORKERS)
     assert sent(back, m.Promote) == asked, "said again at once"
     told = kept.promoted(back)
-    assert sorted(receivers(told, m.Moved)) == [peer("w0"), peer("w1")]
+    assert sorted(receivers(told, m.View, change=MOVED)) == [peer("w0"), peer("w1")]
     kept.follow(told)
     kept.take("s0", m.Leading(1, 1, 0))
     assert kept.run().replication.views.all_followed
@@ -67,14 +67,14 @@ def test_a_server_that_was_lost_meanwhile_is_noticed_and_its_backup_takes_over()
 def test_members_that_had_not_followed_are_told_again_and_no_others() -> None:
     kept = training()
     told = kept.promoted(kept.take("s1", m.Leave("closed")))
-    (move,) = sent(told, m.Moved, peer("w0"))
+    (move,) = sent(told, m.View, peer("w0"), change=MOVED)
     kept.take("w0", m.Followed(move.epoch, move.revision, 0))
     kept.return_with("s0", "s2", *WORKERS)
-    assert sent(kept.take("w0", m.Resumed(0)), m.Moved) == []
-    again = sent(kept.take("w1", m.Resumed(0)), m.Moved)
-    assert [(got.shard, got.revision, got.server["epoch"]) for got in again] == [(1, move.revision, 5)]
+    assert sent(kept.take("w0", m.Resumed(0)), m.View, change=MOVED) == []
+    again = sent(kept.take("w1", m.Resumed(0)), m.View, change=MOVED)
+    assert [(got.shards, got.revision, server_of(got)["epoch"]) for got in again] == [((1,), move.revision, 5)]
     kept.take("w1", m.Followed(again[0].epoch, again[0].revision, 0))
-    assert sent(kept.pass_time(3.0), m.Moved) == []
+    assert sent(kept.pass_time(3.0), m.View, change=MOVED) == []
 
 
 def test_no_step_counts_on_gradients_that_are_still_to_be_brought_again() -> None:

@@ -164,7 +164,7 @@ def test_none_is_sent_while_a_checkpoint_is_cut() -> None:
     training.get(m.Hold(1))
     assert sent(training.ask(training.whole("pull")), m.Pull) == []
     assert len(sent(acked, m.Arrive)) == 1
-    assert {got.version for got in sent(training.get(m.GoOn(1)), m.Pull)} == {1}
+    assert {got.version for got in sent(training.get(m.Hold(1, 1)), m.Pull)} == {1}
 
 
 def test_a_job_that_goes_back_takes_it_back_and_reads_what_there_is() -> None:

@@ -92,7 +92,7 @@ def test_one_that_does_nothing_holds_at_once_and_begins_nothing_until_it_may(spe
     assert holdings(session.get(m.Hold(3))) == [3]
     for kind in ("push", "pull", "push_pull"):
         assert not sent(session.ask(session.transfer(kind)), m.Push)
-    actions = session.get(m.GoOn(3))
+    actions = session.get(m.Hold(3, 1))
     assert pushes(actions) == 8
     assert len(sent(actions, m.Pull)) == 4
     assert not holdings(session.wait(1.0))
@@ -130,7 +130,7 @@ def test_the_step_before_it_is_told_and_the_next_one_waits_for_both() -> None:
     assert holdings(session.get(m.Hold(3))) == [3]
     assert not pushes(session.ask(session.transfer("push", whole=True)))
     assert not pushes(session.get(m.Proceed(arrive.request, 1, 1)))
-    assert pushes(session.get(m.GoOn(3))) == 4
+    assert pushes(session.get(m.Hold(3, 1))) == 4
 
 
 def test_an_advance_waits_as_well() -> None:
@@ -140,7 +140,7 @@ def test_an_advance_waits_as_well() -> None:
     session.get(m.Hold(3))
     advance = Advance(0.0)
     assert not resolved(session.ask(advance))
-    assert (advance, None) in resolved(session.get(m.GoOn(3)))
+    assert (advance, None) in resolved(session.get(m.Hold(3, 1)))
 
 
 def test_a_hold_that_comes_again_is_answered_again() -> None:
@@ -148,14 +148,14 @@ def test_a_hold_that_comes_again_is_answered_again() -> None:
     assert holdings(session.get(m.Hold(3))) == [3]
     assert holdings(session.get(m.Hold(3))) == [3]
     assert holdings(session.get(m.Hold(4))) == [4]
-    assert not pushes(session.ask(session.transfer("push")) + session.get(m.GoOn(3)))
-    assert pushes(session.get(m.GoOn(4))) == 4
+    assert not pushes(session.ask(session.transfer("push")) + session.get(m.Hold(3, 1)))
+    assert pushes(session.get(m.Hold(4, 1))) == 4
 
 
 def test_it_says_again_that_it_holds_in_case_that_it_or_the_answer_was_lost() -> None:
     session = holding()
     assert holdings(session.wait(AGAIN_S + 0.1, hear=True)) == [3]
-    session.get(m.GoOn(3))
+    session.get(m.Hold(3, 1))
     assert not holdings(session.wait(3 * AGAIN_S, hear=True))
 
 
@@ -164,7 +164,7 @@ def test_it_goes_on_by_itself_if_nobody_says_so() -> None:
     session.ask(session.transfer("push"), 100.0)
     assert not pushes(session.wait(PAUSE_S - 0.1, hear=True))
     assert pushes(session.wait(PAUSE_S + 0.1, hear=True)) == 4
-    assert session.get(m.GoOn(3)) == []
+    assert session.get(m.Hold(3, 1)) == []
 
 
 def test_it_goes_on_when_the_coordinator_is_lost() -> None:
@@ -182,7 +182,7 @@ def test_what_waits_for_it_may_be_cancelled_and_ends_at_its_deadline() -> None:
     session.ask(second, 2.0)
     assert resolved(session.handle(Cancelled(first)))[0][0] is first
     assert [operation for operation, _ in resolved(session.wait(3.0, hear=True))] == [second]
-    assert not pushes(session.get(m.GoOn(3)))
+    assert not pushes(session.get(m.Hold(3, 1)))
 
 
 def test_a_worker_that_finishes_while_it_holds_completes_what_waits_and_leaves() -> None:
@@ -190,7 +190,7 @@ def test_a_worker_that_finishes_while_it_holds_completes_what_waits_and_leaves()
     session = holding()
     session.ask(session.transfer("push"), 50.0)
     assert not sent(session.ask(Finish(0.0), 50.0), m.Leave)
-    assert sent(session.answer(session.get(m.GoOn(3))), m.Leave, COORDINATOR)
+    assert sent(session.answer(session.get(m.Hold(3, 1))), m.Leave, COORDINATOR)
 
 
 def test_a_cluster_that_ends_meanwhile_fails_what_waits() -> None:

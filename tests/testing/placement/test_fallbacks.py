@@ -11,9 +11,10 @@ from tests.testing.test_invariants import Patch, caught, wrap
 from zmqps.core.coordinator.consistency.bsp import Synchronous
 from zmqps.core.coordinator.placement.copies import Replica
 from zmqps.core.coordinator.placement.fallback import Fallback
-from zmqps.core.coordinator.placement.views import ChangeKind, MemberViews, ViewChange
+from zmqps.core.coordinator.placement.views import MemberViews, ViewChange
 from zmqps.core.coordinator.training.data import DataSets
 from zmqps.core.protocol.events import Action
+from zmqps.core.protocol.messages import ChangeKind
 from zmqps.core.server.dense.part import DensePart
 from zmqps.core.server.ledger import Ledgers
 from zmqps.core.worker.layout.sent import Sent

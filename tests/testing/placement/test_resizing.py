@@ -11,9 +11,21 @@ from tests.testing.test_invariants import Patch, caught, violated, wrap
 from zmqps.core.coordinator.placement.copies import ReplicaSet
 from zmqps.core.coordinator.placement.scales import Scales
 from zmqps.core.coordinator.placement.transitions import Recuts
-from zmqps.core.coordinator.placement.views import ChangeKind, MemberViews, ViewChange
+from zmqps.core.coordinator.placement.views import MemberViews, ViewChange
 from zmqps.core.protocol.events import Action
-from zmqps.core.protocol.messages import Cut, Discard, Followed, Hold, Holding, Message, Recut, Replicas, Yield, Yielded
+from zmqps.core.protocol.messages import (
+    ChangeKind,
+    Cut,
+    Discard,
+    Followed,
+    Hold,
+    Holding,
+    Message,
+    Replicas,
+    View,
+    Yield,
+    Yielded,
+)
 from zmqps.core.server import extensions, recut
 from zmqps.core.server.dense.steps import ShardSteps
 from zmqps.core.worker.layout import recuts as worker_recuts
@@ -27,8 +39,8 @@ pytestmark = pytest.mark.repeats
 LOST = (
     ("async-scales", (Hold, Holding, Cut), 0.3),
     ("async-scales-replicas", (Yield, Yielded, Cut), 0.3),
-    pytest.param("async-scales", (Recut, Followed, Discard), 0.7, marks=pytest.mark.repeats),
-    pytest.param("async-scales-lost-replicas", (Recut,), 0.8, marks=pytest.mark.repeats),
+    pytest.param("async-scales", (View, Followed, Discard), 0.7, marks=pytest.mark.repeats),
+    pytest.param("async-scales-lost-replicas", (View,), 0.8, marks=pytest.mark.repeats),
 )
 #: One mode in every run.
 MODES = (
@@ -141,7 +153,7 @@ def test_backups_that_are_filled_anew_though_they_have_all(monkeypatch: Patch) -
 
 
 def test_members_that_hear_of_moves_before_they_know_the_shards(monkeypatch: Patch) -> None:
-    lose(monkeypatch, Recut, often=0.8)
+    lose(monkeypatch, View, often=0.8)
     wrap(monkeypatch, MemberViews, "_may_hear", lambda original, self, who, *kind: sorted(who))
     caught("async-scales-lost-replicas", "a push was applied twice", begin=21)
 

@@ -8,8 +8,8 @@ import pytest
 
 from tests.testing.test_invariants import Patch, caught, violated, wrap
 from zmqps.core.coordinator.placement.transitions import Handovers
-from zmqps.core.coordinator.placement.views import ChangeKind, MemberViews
-from zmqps.core.protocol.messages import Discard, Message, Moved, Replicate
+from zmqps.core.coordinator.placement.views import MemberViews
+from zmqps.core.protocol.messages import ChangeKind, Discard, Message, Replicate, View
 from zmqps.core.server.dense.steps import ShardSteps
 from zmqps.core.server.leaving import Leaving
 from zmqps.core.server.machine import ServerKernel
@@ -36,7 +36,7 @@ def lose(patch: Patch, *kinds: type[Message], often: float) -> None:
 
 
 #: What is lost so that machines that are broken are noticed; each is said again.
-LOST = (("async-drains", Discard, 0.9), ("async-drains", Moved, 0.7), ("async-drains-replicas", Replicate, 0.1))
+LOST = (("async-drains", Discard, 0.9), ("async-drains", View, 0.7), ("async-drains-replicas", Replicate, 0.1))
 
 
 @pytest.mark.parametrize(("name", "kind", "often"), LOST)
@@ -97,7 +97,7 @@ def test_a_leader_that_goes_on_to_answer_when_it_has_given_up_its_place(monkeypa
         finally:
             tenant.yielding = True
 
-    lose(monkeypatch, Discard, Moved, often=0.9)
+    lose(monkeypatch, Discard, View, often=0.9)
     wrap(monkeypatch, ServerKernel, "tenant_of", answers)
     caught("sync-drains", "lacks a gradient of it", begin=1)
 
@@ -144,7 +144,7 @@ def test_a_worker_that_does_not_send_again_what_was_turned_away(monkeypatch: Pat
     def drops(original, self, number, now):  # type: ignore[no-untyped-def]
         self.free(number, now)
 
-    lose(monkeypatch, Moved, often=0.7)
+    lose(monkeypatch, View, often=0.7)
     wrap(monkeypatch, Link, "wait_for_move", drops)
     caught("async-drains", "transfer.remaining")
 

@@ -15,7 +15,6 @@ from zmqps.core.coordinator.placement.copies import Replica
 from zmqps.core.coordinator.placement.fallback import Fallback, torn
 from zmqps.core.coordinator.placement.replication import Replication
 from zmqps.core.coordinator.placement.resumption import Resumption
-from zmqps.core.coordinator.placement.views import ChangeKind
 from zmqps.core.coordinator.training.data import DataSets
 from zmqps.core.coordinator.training.waits import Waiter
 from zmqps.core.job.data import DataSpec
@@ -87,7 +86,7 @@ class JobRun(JobKernel):
 
     def _left(self, member: MemberInfo, how: DepartureCause, now: float) -> list[Action]:
         self.replication.recuts.leave(member)
-        left = [change for change in self.replication.views.leave(member) if change.kind is ChangeKind.REWOUND]
+        left = [change for change in self.replication.views.leave(member) if change.kind is m.ChangeKind.REWOUND]
         actions = [action for change in left for action in self.fallback.followed(change, now)]
         actions += self._look_for_torn(now)
         return [*actions, *self.data.leave(member, finished=how == DepartureCause.FINISHED)]
@@ -136,9 +135,9 @@ class JobRun(JobKernel):
         change = self.replication.views.followed(member, message)
         if change is None:
             return []
-        if change.kind is ChangeKind.MOVED:
+        if change.kind is m.ChangeKind.MOVED:
             return self.replication.followed(member, change)
-        if change.kind is ChangeKind.REWOUND:
+        if change.kind is m.ChangeKind.REWOUND:
             return self.fallback.followed(change, now)
         return self.replication.views.again(member)  # changes since the shards were divided again
 

@@ -306,7 +306,7 @@ HEADER_NBYTES: dict[int, int] = {
     cls.kind: limit
     for limit, kinds in {
         MAX_INIT_HEADER_NBYTES: (m.Init,),
-        MAX_HEADER_NBYTES: (m.Job, m.Assign, m.Status, m.Examined, m.GoBack, m.Recut),
+        MAX_HEADER_NBYTES: (m.Job, m.Assign, m.Status, m.Examined, m.View),
         MAX_DATA_HEADER_NBYTES: (m.Load, m.Push, m.Pull, m.Ack, m.Values, m.Tensors, m.Replicate),
         MAX_LIST_HEADER_NBYTES: (m.Heartbeat, m.Commit, m.Error, m.Checkpoint, m.Saved, m.Tracing),
         MAX_STRANGE_HEADER_NBYTES: (m.Hello, m.StatusRequest, m.Watch, m.EndJob, m.Examine, m.Trace),

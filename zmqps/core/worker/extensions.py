@@ -9,7 +9,7 @@ from zmqps.core.node.member import Identity
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.encoding import CODING, Coding
 from zmqps.core.protocol.events import Action, Peer
-from zmqps.core.protocol.messages import GoBack, Moved, Noted, Range, Recalled, Recut
+from zmqps.core.protocol.messages import Noted, Range, Recalled, View
 from zmqps.core.worker.early import Early
 from zmqps.core.worker.layout.moves import ReplayGradients, ShardMoves
 from zmqps.core.worker.layout.recuts import SessionRecuts
@@ -44,7 +44,7 @@ class SessionMachine(SessionKernel):
         early = Early(self, self.moves, self.rollbacks)
         parts = (self.moves, self.rollbacks, recuts, early, self.tally)
         self.hooks.attached += [part.attached for part in parts]
-        self.news |= {Moved: self.moves.follow, GoBack: self.rollbacks.take, Recut: recuts.take}
+        self.news[View] = recuts.take
         self.transfers.answers[Recalled] = self.rollbacks.recalled
         self.hooks.ended[ReplayGradients] = self.moves.brought
         self.links.commons.messages[RowCargo] = row_message

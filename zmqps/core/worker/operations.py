@@ -95,7 +95,7 @@ class Restored:
         if not wire:
             return None
         path, version, state = wire.get("path"), wire.get("version"), wire.get("state")
-        if not isinstance(path, str) or not isinstance(version, int) or not isinstance(state, dict):
+        if not isinstance(version, int) or version < 0 or not isinstance(path, str) or not isinstance(state, dict):
             raise ProtocolError("a job that was restored has a path, a version and a state")
         return cls(printable(path), version, state)
 

@@ -108,7 +108,6 @@ class SessionKernel:
             m.Left: self._on_left,
             m.Proceed: self.transfers.proceed,
             m.Hold: self.transfers.pause,
-            m.GoOn: self.transfers.end_pause,
         }
         self._end = SessionEnd()
         self._waits = Waits(self, self.transfers)

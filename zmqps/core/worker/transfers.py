@@ -100,14 +100,12 @@ class Transfers:
         return actions if pace.paused is None else [*actions, *self._say_paused(now)]
 
     def pause(self, message: m.Hold, now: float) -> list[Action]:
-        """A checkpoint needs a cut between pushes: start none, and report when none is in flight."""
+        """Begin no push, and report when none is in flight; or continue, if this ends the pause."""
+        if message.ends:
+            pause = self.pace.paused
+            return self.unpause(now) if pause is not None and message.number == pause.number else []
         self.pace.paused = Pause(message.number, now + PAUSE_S)
         return self._say_paused(now)
-
-    def end_pause(self, message: m.GoOn, now: float) -> list[Action]:
-        """The cut is made, or was given up; for another pause this has no meaning."""
-        pause = self.pace.paused
-        return self.unpause(now) if pause is not None and message.number == pause.number else []
 
     def unpause(self, now: float) -> list[Action]:
         """Continue, whatever the pause was for."""

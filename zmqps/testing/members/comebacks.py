@@ -36,7 +36,7 @@ COPY_MOMENTS = (
     "receive of copies",
     *["promotion"] * 3,
 )
-ABOUT_COPIES = (m.Promote, m.Replicas, m.Leading, m.Moved, m.Followed, m.Ready)
+ABOUT_COPIES = (m.Promote, m.Replicas, m.Leading, m.View, m.Followed, m.Ready)
 #: … and so often a server dies, too, so soon after it.
 SERVER_TOO, SOON_S = 0.4, (0.0, 3.0)
 
@@ -91,7 +91,8 @@ class Comebacks:
         self._at("send", sender)
         if isinstance(message, ABOUT_COPIES):
             self._at("send of copies", sender)
-        if isinstance(message, m.Moved) and not message.server:  # behind the one to the server that is to take over
+        # behind what is said to the server that is to take over
+        if isinstance(message, m.View) and message.change is m.ChangeKind.MOVED and not message.placement:
             self._at("promotion", sender)
 
     def _received(self, receiver: Node, sender: str, message: m.Message) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.job.keyspace import Placement
-from zmqps.core.protocol.messages import Ack, Assign, Followed, GoBack, Message, Ready, Recalled, Values
+from zmqps.core.protocol.messages import Ack, Assign, ChangeKind, Followed, Message, Ready, Recalled, Values, View
 from zmqps.core.server.ledger import Ledger
 from zmqps.core.server.machine import ServerKernel
 from zmqps.core.server.tables.rows import rows_in
@@ -76,8 +76,8 @@ class Fallbacks:
             assign = self._restored[sender.name, message.epoch]
             self._loaded[message.epoch] = assign.restore["path"]
             self._check_loaded(sender, assign)
-        elif isinstance(message, (GoBack, Followed, Recalled)):
-            if isinstance(message, GoBack):
+        elif _is_of_this(message):
+            if isinstance(message, View):
                 self.check(sender)  # before anything that follows from it is sent
                 self._check_told(message)
             self._perhaps(sender)
@@ -90,7 +90,7 @@ class Fallbacks:
                 self._acked[receiver.name, link.shard][request.seq] = request.transfer
                 if self._is_given_up(receiver, link.server.epoch):
                     self._training.miss(receiver, link.shard, request.transfer)
-        elif isinstance(message, (GoBack, Followed, Recalled)):
+        elif _is_of_this(message):
             self._perhaps(receiver)
 
     def _is_given_up(self, worker: Node, epoch: int) -> bool:
@@ -147,9 +147,9 @@ class Fallbacks:
             text = f"{server.name} has rows {kept[rows]}, {saved.path} has {expected[mine]}"
             assert np.array_equal(kept[rows], expected[mine]), text
 
-    def _check_told(self, message: GoBack) -> None:
+    def _check_told(self, message: View) -> None:
         """Assert that all shards are loaded from what members are told that they go back to."""
-        for row in message.servers.get("rows", ()):
+        for row in message.placement.get("servers", ()):
             found, told = self._loaded.get(row["epoch"]), message.restored["path"]
             assert found == told, f"a shard was loaded from {found}, and {told} is what members are told"
 
@@ -202,3 +202,9 @@ class Fallbacks:
                     assert run.startup.resumption is not None
                     self._simulation.num_back[life] += 1
                     self._training.went_back(self._simulation, life, self._saved(run.startup.resumption.path))
+
+
+def _is_of_this(message: Message) -> bool:
+    return isinstance(message, (Followed, Recalled)) or (
+        isinstance(message, View) and message.change is ChangeKind.REWOUND
+    )

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 #: What is said of copies, and what must be in them: any of these may be the last that a server hears or says.
 MESSAGES = (
-    m.Assign, m.Ready, m.Replicas, m.Leading, m.Replicate, m.Replicated, m.Promote, m.Moved,
+    m.Assign, m.Ready, m.Replicas, m.Leading, m.Replicate, m.Replicated, m.Promote, m.View,
     m.Followed, m.Commit, m.Committed, m.Save, m.Saved, m.Yield, m.Yielded,
 )  # fmt: skip
 #: A server that could not be heard is there again so many heartbeat timeouts after that, or known to be lost.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from zmqps.core.coordinator.saving.checkpoints import HOLD_S
 from zmqps.core.protocol.events import Log
-from zmqps.core.protocol.messages import Assign, Checkpointed, GoOn, Hold, Holding, Message, Save, Saved, Unsave
+from zmqps.core.protocol.messages import Assign, Checkpointed, Hold, Holding, Message, Save, Saved, Unsave
 from zmqps.core.worker.operations import Exchange, SavedCheckpoint, SaveJob
 from zmqps.core.worker.session import SessionKernel
 from zmqps.core.worker.transfers import PAUSE_S
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from zmqps.testing.cluster import SimulatedCluster
 
 #: What a checkpoint is made of.
-MESSAGES = (Save, Saved, Unsave, Hold, Holding, GoOn, Checkpointed)
+MESSAGES = (Save, Saved, Unsave, Hold, Holding, Checkpointed)
 #: Probability that a worker asks for a checkpoint before it reads or pushes.
 ASKS = 0.04
 #: … and once the cluster is to end, as scripts do that hear of it: some wait behind the last checkpoint then.
@@ -115,10 +115,10 @@ class Savers:
             saved = next(saved for saved in self._disk.published if saved.path == message.restore["path"])
             life = self._simulation.life_of_copy(sender.identity.incarnation, message.epoch)
             self._training.resume(life, saved)
-        if isinstance(message, Hold | Save | GoOn) and sender.role == "coordinator":
+        if isinstance(message, Hold | Save) and sender.role == "coordinator":
             now = self._simulation.time_of(sender)
             held_at = self._held_at.setdefault((sender.machine, message.number), now)
-            self._let_go += [now - held_at] if isinstance(message, GoOn) else []
+            self._let_go += [now - held_at] if isinstance(message, Hold) and message.ends else []
         self._perhaps(sender, message)
 
     def _goes_back(self, message: Assign) -> bool:

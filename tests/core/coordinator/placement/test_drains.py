@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.core.machines import Trained, errors, job, logged, peer, receivers, sent, sent_to
+from tests.core.machines import MOVED, Trained, errors, job, logged, peer, receivers, sent, sent_to
 from zmqps.core.coordinator.placement.drains import RETRY_S
 from zmqps.core.coordinator.placement.transitions import PATIENCE_S
 from zmqps.core.coordinator.saving.checkpoints import Checkpoints
@@ -52,7 +52,7 @@ class Cluster(Trained):
         return [*done, *self.settle(done)]
 
     def settle(self, actions: list[Action]) -> list[Action]:
-        done = self.reply(actions, m.Moved, lambda moved: m.Followed(moved.epoch, moved.revision, 0))
+        done = self.reply(actions, m.View, lambda moved: m.Followed(moved.epoch, moved.revision, 0), change=MOVED)
         return [*done, *self.reply(actions, m.Discard, lambda discard: m.Discarded(discard.epoch))]
 
     def moved(self, name: str = "s1") -> list[Action]:
@@ -82,9 +82,9 @@ def test_a_shard_is_copied_given_up_taken_over_and_then_the_server_goes() -> Non
     given_up = cluster.give_up(whole)
     (promote,) = sent(given_up, m.Promote, peer("s0"))
     assert promote.generation == sent(whole, m.Yield)[0].generation + 1
-    assert sent(given_up, m.Moved) == [], "nobody is told before the copy has taken over"
+    assert sent(given_up, m.View, change=MOVED) == [], "nobody is told before the copy has taken over"
     done = cluster.take("s0", m.Leading(promote.epoch, promote.generation, 0))
-    assert receivers(done, m.Moved) == [peer("w0"), peer("w1")]
+    assert receivers(done, m.View, change=MOVED) == [peer("w0"), peer("w1")]
     assert [(d.epoch, d.moved) for d in sent(done, m.Discard, peer("s1"))] == [(2, 1)]
     assert cluster.places() == {0: "s0", 1: "s0", 2: "s2"}
     gone = cluster.settle(done)
@@ -263,7 +263,7 @@ def test_what_leaders_say_of_earlier_requests_counts_no_more() -> None:
     given_up = cluster.give_up(whole)
     assert cluster.give_up(whole) == [], "said twice"
     (promote,) = sent(given_up, m.Promote)
-    assert sent(cluster.take("s0", m.Leading(promote.epoch, promote.generation - 1, 0)), m.Moved) == []
+    assert sent(cluster.take("s0", m.Leading(promote.epoch, promote.generation - 1, 0)), m.View, change=MOVED) == []
 
 
 def test_a_copy_that_lacks_something_after_all_does_not_take_over() -> None:
@@ -337,7 +337,7 @@ def test_a_backup_moves_without_a_word_to_workers() -> None:
     whole = cluster.fill(asked)
     assert "the backup of shard 0 is on server" in logged(whole)
     assert {d.epoch for d in sent(whole, m.Discard, peer("s1"))} == {5}
-    assert sent(whole, m.Moved) == []
+    assert sent(whole, m.View, change=MOVED) == []
 
 
 def test_the_other_backups_of_a_shard_that_moves_stay_as_they_are() -> None:

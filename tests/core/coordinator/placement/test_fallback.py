@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.core.machines import Trained, errors, job, logged, peer, receivers, sent, sent_to
+from tests.core.machines import REWOUND, Trained, errors, job, logged, peer, receivers, sent, sent_to
 from zmqps.core.coordinator.placement.fallback import RETRY_S, SHARE_S, STUCK_S
 from zmqps.core.coordinator.placement.resumption import Resumption
 from zmqps.core.protocol import messages as m
@@ -55,7 +55,7 @@ class Cluster(Trained):
 
     def follow(self, actions: list[Action], lost: int = 0) -> list[Action]:
         """Let members go back."""
-        sends = [(to, got) for to, got in sent_to(actions, m.GoBack) if got.servers]
+        sends = [(to, got) for to, got in sent_to(actions, m.View, change=REWOUND) if got.placement]
         return [action for to, got in sends for action in self.take(to, m.Followed(got.epoch, got.revision, lost))]
 
     def alive(self, seconds: float, *names: str) -> list[Action]:
@@ -69,8 +69,10 @@ def targets(actions: list[Action]) -> dict[tuple[str, int], str]:
 
 def rows(actions: list[Action]) -> list[tuple[str, tuple[int, ...], list[str]]]:
     """Return who is told that which shards are on which servers."""
-    found = sent_to(actions, m.GoBack)
-    return [(to, tuple(got.shards), [row["name"] for row in got.servers["rows"]]) for to, got in found if got.servers]
+    found = sent_to(actions, m.View, change=REWOUND)
+    return [
+        (to, tuple(got.shards), [row["name"] for row in got.placement["servers"]]) for to, got in found if got.placement
+    ]
 
 
 # --- where each push is applied on arrival -------------------------------------------------------
@@ -82,7 +84,10 @@ def test_a_shard_that_is_lost_alone_is_loaded_by_the_first_server_that_comes() -
     assert sent(lost, m.Lost) == []
     assert errors(lost) == []
     assert sent(lost, m.Assign) == []
-    assert [(to, got.shards, got.servers) for to, got in sent_to(lost, m.GoBack)] == [("w0", [1], {}), ("w1", [1], {})]
+    assert [(to, list(got.shards), got.placement) for to, got in sent_to(lost, m.View, change=REWOUND)] == [
+        ("w0", [1], {}),
+        ("w1", [1], {}),
+    ]
     assert cluster.run().state == "going back"
     assert "no server is free for shard 1: start one with zmqps server --spare" in " ".join(cluster.status()["waiting"])
     joined = cluster.join("s2")
@@ -91,8 +96,8 @@ def test_a_shard_that_is_lost_alone_is_loaded_by_the_first_server_that_comes() -
     assert assign.restore["ledgers"] is True
     told = cluster.load(joined)
     assert rows(told) == [("w0", (1,), ["s2"]), ("w1", (1,), ["s2"])]
-    for back in sent(told, m.GoBack):
-        assert (back.version, back.restored["path"], back.restored["state"]["epoch"]) == (0, NEWEST, 20)
+    for back in sent(told, m.View, change=REWOUND):
+        assert (back.restored["path"], back.restored["state"]["epoch"]) == (NEWEST, 20)
     assert sent(told, m.Discard) == [], "the other shard stays as it is"
     done = cluster.follow(told, lost=3)
     assert "6 pushes that had been acknowledged after the checkpoint are gone from shard 1" in logged(done)
@@ -119,9 +124,9 @@ def test_what_is_not_answered_is_said_again() -> None:
     assert len(sent(again, m.Assign)) >= 2
     told = cluster.load(again)
     again = cluster.alive(2.5 * RETRY_S, "s0", "s2", "w0", "w1")
-    assert len(sent(again, m.GoBack)) >= 4
+    assert len(sent(again, m.View, change=REWOUND)) >= 4
     cluster.follow(told)
-    assert sent(cluster.alive(3.0, "s0", "s2", "w0", "w1"), m.GoBack) == []
+    assert sent(cluster.alive(3.0, "s0", "s2", "w0", "w1"), m.View, change=REWOUND) == []
 
 
 def test_a_worker_that_comes_meanwhile_waits_until_all_is_there() -> None:
@@ -134,14 +139,14 @@ def test_a_worker_that_comes_meanwhile_waits_until_all_is_there() -> None:
     (found,) = sent(told, m.Job)
     assert [row["name"] for row in found.placement["servers"]] == ["s0", "s2"]
     assert found.placement["falls_back"] == 1
-    assert peer("w2") not in receivers(told, m.GoBack)
+    assert peer("w2") not in receivers(told, m.View, change=REWOUND)
 
 
 def test_a_second_server_that_is_lost_meanwhile_goes_back_with_it() -> None:
     cluster = Cluster()
     cluster.lose("s1")
     again = cluster.lose("s0")
-    assert {tuple(got.shards) for got in sent(again, m.GoBack)} == {(0, 1)}
+    assert {tuple(got.shards) for got in sent(again, m.View, change=REWOUND)} == {(0, 1)}
     joined = cluster.join("s2", "s3")
     assert sorted(targets(joined)) == [("s2", 0), ("s3", 1)]
     told = cluster.load(joined)
@@ -162,7 +167,7 @@ def test_a_spare_that_dies_as_it_loads_is_replaced() -> None:
 def test_a_shard_that_is_lost_again_before_all_have_gone_back_counts_what_the_others_said() -> None:
     cluster = Cluster.joined("s2")
     told = cluster.load(cluster.lose("s1"))
-    number = sent(told, m.GoBack)[0].revision
+    number = sent(told, m.View, change=REWOUND)[0].revision
     cluster.take("w0", m.Followed(1, number, 5))
     cluster.lose("s2")
     told = cluster.load(cluster.join("s3"))
@@ -174,7 +179,7 @@ def test_what_workers_have_lost_that_have_left_nobody_counts() -> None:
     cluster = Cluster.joined("s2")
     told = cluster.load(cluster.lose("s1"))
     cluster.take("w0", m.Leave("closed"))
-    done = cluster.take("w1", m.Followed(1, sent(told, m.GoBack)[0].revision, 2))
+    done = cluster.take("w1", m.Followed(1, sent(told, m.View, change=REWOUND)[0].revision, 2))
     assert "and what 1 worker pushed that left since" in logged(done)
     assert cluster.status()["fallback"]["last"]["exact"] is False
 
@@ -185,7 +190,7 @@ def test_a_checkpoint_that_cannot_be_read_is_passed_over_for_the_one_before() ->
     assert f"{NEWEST} cannot be used" in logged(failed)
     assert targets(failed) == {("s2", 1): OLDER}
     told = cluster.load(failed)
-    assert {got.restored["path"] for got in sent(told, m.GoBack)} == {OLDER}
+    assert {got.restored["path"] for got in sent(told, m.View, change=REWOUND)} == {OLDER}
     assert sent(failed, m.Discard, peer("s2")) != [], "what was begun of the other one is freed"
 
 
@@ -260,13 +265,13 @@ def test_all_shards_go_back_to_one_version_and_steps_with_them() -> None:
     lost = cluster.lose("s1")
     assert targets(lost) == {("s0", 0): NEWEST}, "it loads its own shard anew"
     assert [got.moved for got in sent(lost, m.Discard, peer("s0"))] == [1]
-    assert {tuple(got.shards) for got in sent(lost, m.GoBack)} == {(0, 1)}
+    assert {tuple(got.shards) for got in sent(lost, m.View, change=REWOUND)} == {(0, 1)}
     assert cluster.load(lost) == [], "not before all are there"
     assert sent(waits, m.Proceed) == []
     assert "all shards go back with it" in cluster.run().steps.waiting_for(0)
     told = cluster.load(cluster.join("s2"))
     assert rows(told) == [("w0", (0, 1), ["s0", "s2"]), ("w1", (0, 1), ["s0", "s2"])]
-    assert {(got.version, got.lost) for got in sent(told, m.GoBack)} == {(3, 3)}
+    assert {(got.restored["version"], got.lost) for got in sent(told, m.View, change=REWOUND)} == {(3, 3)}
     assert cluster.run().steps.clock == 3
     assert not cluster.run().steps.trainees.waiting
 
@@ -318,9 +323,11 @@ def test_a_server_lost_before_the_others_have_loaded_begins_no_second_rollback()
 def test_a_shard_whose_copies_are_all_gone_goes_back_and_gets_a_backup_again() -> None:
     cluster = Cluster(servers=3, replicas=1)
     promoted = cluster.lose("s1")
-    assert sent(promoted, m.GoBack) == [], "its backup takes over"
+    assert sent(promoted, m.View, change=REWOUND) == [], "its backup takes over"
     lost = cluster.lose("s2")
-    assert {tuple(got.shards) for got in sent(lost, m.GoBack)} == {(1,)}, "the backup of the other one takes over"
+    assert {tuple(got.shards) for got in sent(lost, m.View, change=REWOUND)} == {(1,)}, (
+        "the backup of the other one takes over"
+    )
     joined = cluster.join("s3")
     assert ("s3", 1) in {(to, assign.shard) for to, assign in sent_to(joined, m.Assign)}
     (assign,) = [a for a in sent(joined, m.Assign, peer("s3")) if a.restore]

@@ -7,7 +7,20 @@ from typing import Any
 
 import pytest
 
-from tests.core.machines import Coordinator, Trained, errors, hello, job, logged, peer, receivers, sent, sent_to
+from tests.core.machines import (
+    MOVED,
+    Coordinator,
+    Trained,
+    errors,
+    hello,
+    job,
+    logged,
+    peer,
+    receivers,
+    sent,
+    sent_to,
+    server_of,
+)
 from zmqps.core.coordinator.placement.replication import RETRY_S
 from zmqps.core.protocol import messages as m
 from zmqps.core.protocol.events import Action
@@ -65,15 +78,17 @@ def test_a_backup_takes_over_and_nobody_is_told_that_anything_is_lost() -> None:
     assert errors(lost) == []
     assert cluster.run().state == "training"
     assert [(to, got.epoch) for to, got in sent_to(lost, m.Promote)] == [("s2", 5)]
-    assert {(got.shard, got.revision) for got in sent(lost, m.Moved) if not got.server} == {(1, 1)}
+    assert {(got.shards, got.revision) for got in sent(lost, m.View, change=MOVED) if not got.placement} == {((1,), 1)}
     assert [(got.epoch, dict(got.backups)) for got in sent(lost, m.Replicas, peer("s0"))] == [(1, {})]
     assert "its backups take over" in logged(lost)
     told = cluster.promoted(lost)
-    assert receivers(told, m.Moved) == [peer("w0"), peer("w1")]
-    assert {(got.server["epoch"], got.server["name"]) for got in sent(told, m.Moved)} == {(5, "s2")}
+    assert receivers(told, m.View, change=MOVED) == [peer("w0"), peer("w1")]
+    assert {(server_of(got)["epoch"], server_of(got)["name"]) for got in sent(told, m.View, change=MOVED)} == {
+        (5, "s2")
+    }
     cluster.follow(told)
     cluster.take("s0", m.Leading(1, 1, 0))
-    assert not sent(cluster.wait(20.0, "s0", "s2", "w0", "w1"), m.Moved)
+    assert not sent(cluster.wait(20.0, "s0", "s2", "w0", "w1"), m.View, change=MOVED)
 
 
 def test_a_leader_that_has_other_backups_moves_nobody_whatever_its_step_and_however_often_it_says_so() -> None:
@@ -93,7 +108,10 @@ def test_what_is_not_answered_is_said_again() -> None:
     assert receivers(again, m.Replicas) == [peer("s0")]
     told = cluster.promoted(lost)
     assert cluster.promoted(lost) == [], "said twice"
-    assert receivers(cluster.wait(cluster.now + RETRY_S, "s0", "s2", "w0", "w1"), m.Moved) == [peer("w0"), peer("w1")]
+    assert receivers(cluster.wait(cluster.now + RETRY_S, "s0", "s2", "w0", "w1"), m.View, change=MOVED) == [
+        peer("w0"),
+        peer("w1"),
+    ]
     cluster.follow(told)
 
 
@@ -192,7 +210,7 @@ def test_where_a_shard_has_two_backups_the_second_takes_over_if_the_first_is_los
     assert cluster.run().state == "training"
     assert cluster.take(second, m.Leading(other, 1, 0)) == [], "of a promotion that it was not told"
     done = cluster.promoted(again)
-    assert second in {got.server["name"] for got in sent(done, m.Moved) if got.server}
+    assert second in {server_of(got)["name"] for got in sent(done, m.View, change=MOVED) if got.placement}
     assert cluster.run().state == "training"
 
 
@@ -203,7 +221,7 @@ def test_where_a_shard_has_two_backups_the_second_takes_over_if_the_first_cannot
     failed = cluster.take(first, m.Error.of(number, JobError("it is not whole")))
     assert sent(failed, m.Promote, peer(second)) == [m.Promote(other, 2)]
     assert sent(failed, m.Discard, peer(first)) == [m.Discard(number)]
-    assert {got.server["name"] for got in sent(cluster.promoted(failed), m.Moved)} == {second}
+    assert {server_of(got)["name"] for got in sent(cluster.promoted(failed), m.View, change=MOVED)} == {second}
 
 
 def test_the_other_backups_are_filled_anew_when_one_has_taken_over() -> None:
@@ -250,7 +268,7 @@ def test_a_step_under_way_is_committed_at_the_new_leader_when_all_have_brought_t
     cluster = confirmed_but_by_s1()
     told = cluster.promoted(cluster.lose("s1"))
     assert sent(told, m.Commit) == []
-    first, second = (m.Followed(1, sent(told, m.Moved)[0].revision, 0) for _ in range(2))
+    first, second = (m.Followed(1, sent(told, m.View, change=MOVED)[0].revision, 0) for _ in range(2))
     assert sent(cluster.take("w0", first), m.Commit) == []
     (commit,) = sent(cluster.take("w1", second), m.Commit)
     assert (commit.epoch, commit.step, len(commit.contributors)) == (5, 0, 2)
@@ -276,7 +294,7 @@ def test_gradients_of_a_worker_that_goes_before_it_could_bring_them_again_do_not
     arrive(cluster, "w0")
     told = cluster.promoted(cluster.lose("s1"))
     cluster.take("w0", m.Leave("closed"))
-    cluster.take("w1", m.Followed(1, sent(told, m.Moved)[0].revision, 0))
+    cluster.take("w1", m.Followed(1, sent(told, m.View, change=MOVED)[0].revision, 0))
     commits = sent(arrive(cluster, "w1"), m.Commit)
     assert {len(commit.contributors) for commit in commits} == {1}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.core.coordinator.placement.test_drains import Cluster
-from tests.core.machines import errors, logged, peer, receivers, sent, sent_to
+from tests.core.machines import CUT, errors, logged, peer, receivers, sent, sent_to
 from zmqps.core.coordinator.placement.scales import MAX_ASKED, plan
 from zmqps.core.protocol import messages as m
 from zmqps.core.protocol.events import Action
@@ -80,7 +80,7 @@ def test_backups_are_cut_like_their_leaders_and_begin_with_the_same() -> None:
 def test_a_backup_that_lacks_something_keeps_shards_from_being_cut() -> None:
     cluster = replicated()
     back = yielded(cluster, held(cluster, built(cluster, cluster.fill(scale(cluster, 2)))), numbers={})
-    assert set(receivers(back, m.GoOn)) == {peer("w0"), peer("w1")}
+    assert set(receivers(back, m.Hold, ends=1)) == {peer("w0"), peer("w1")}
     assert not sent(back, m.Cut)
     assert not cluster.run().startup.copies.coming
 
@@ -125,17 +125,17 @@ def test_shards_are_cut_once_no_push_is_under_way_and_members_are_told() -> None
     assert sent(asked, m.Draining, peer("outsider"))[0].state == DrainState.GOING
     assert {bool(assign.restore["cut"]) for assign in sent(asked, m.Assign)} == {True}
     pausing = built(cluster, asked)
-    assert set(receivers(pausing, m.Hold)) == {peer("w0"), peer("w1")}
+    assert set(receivers(pausing, m.Hold, ends=0)) == {peer("w0"), peer("w1")}
     assert not sent(pausing, m.Cut)
     cutting = yielded(cluster, held(cluster, pausing))
     old = set(cluster.run().startup.copies.by_epoch)
     done = filled(cluster, cutting)
-    assert set(receivers(done, m.Recut)) == {peer("w0"), peer("w1")}
+    assert set(receivers(done, m.View, change=CUT)) == {peer("w0"), peer("w1")}
     assert {discard.epoch for discard in sent(done, m.Discard)} == old
     placement = cluster.run().startup.placement
     assert placement is not None
     for worker in ("w0", "w1"):
-        (told,) = sent(done, m.Recut, peer(worker))
+        (told,) = sent(done, m.View, peer(worker), change=CUT)
         assert len(told.placement["servers"]) == placement.num_shards
         cluster.take(worker, m.Followed(told.epoch, told.revision, 0))
     assert not cluster.run().replication.recuts.is_cutting
@@ -147,7 +147,7 @@ def test_a_cut_that_a_leader_is_not_ready_for_is_taken_back() -> None:
     (first, *_), (to, *_) = sent(stopping, m.Yield), receivers(stopping, m.Yield)
     generation = first.generation
     back = cluster.take(to[1:].decode(), m.Yielded(first.epoch, generation, 1))
-    assert set(receivers(back, m.GoOn)) == {peer("w0"), peer("w1")}
+    assert set(receivers(back, m.Hold, ends=1)) == {peer("w0"), peer("w1")}
     assert {replicas.generation for replicas in sent(back, m.Replicas)} == {generation + 1}
     assert not cluster.run().startup.copies.coming
     cluster.reply(back, m.Replicas, lambda replicas: m.Leading(replicas.epoch, replicas.generation, 0))
@@ -157,21 +157,21 @@ def test_a_cut_that_a_leader_is_not_ready_for_is_taken_back() -> None:
 def test_a_cut_that_finds_gradients_of_a_step_waits_for_its_end_and_no_longer() -> None:
     cluster = Cluster.joined("s2", servers=2, staleness=0)
     pausing = built(cluster, scale(cluster, 3))
-    assert set(receivers(pausing, m.Hold)) == {peer("w0"), peer("w1")}, "nobody has arrived, as far as is known"
+    assert set(receivers(pausing, m.Hold, ends=0)) == {peer("w0"), peer("w1")}, "nobody has arrived, as far as is known"
     stopping = held(cluster, pausing)
     back = cluster.give_up(stopping, busy=1)
-    assert set(receivers(back, m.GoOn)) == {peer("w0"), peer("w1")}, "only they can end it"
+    assert set(receivers(back, m.Hold, ends=1)) == {peer("w0"), peer("w1")}, "only they can end it"
     for asked, kept in zip(sent(stopping, m.Yield), sent(back, m.Replicas), strict=True):
         assert (kept.epoch, kept.generation > asked.generation) == (asked.epoch, True)
     cluster.fill(back)
     cluster.take("w0", m.Arrive(10, 0, (1,)))
     again = cluster.take("w1", m.Arrive(10, 0, (1,)))
-    assert not sent(again, m.Hold), "servers have its gradients until it is committed"
+    assert not sent(again, m.Hold, ends=0), "servers have its gradients until it is committed"
     again += cluster.reply(again, m.Commit, lambda commit: m.Committed(commit.epoch, 0))
-    assert set(receivers(again, m.Hold)) == {peer("w0"), peer("w1")}
+    assert set(receivers(again, m.Hold, ends=0)) == {peer("w0"), peer("w1")}
     assert not sent(again, m.Proceed)
     done = filled(cluster, yielded(cluster, held(cluster, again)))
-    assert set(receivers(done, m.Recut)) == set(receivers(done, m.Proceed)) == {peer("w0"), peer("w1")}
+    assert set(receivers(done, m.View, change=CUT)) == set(receivers(done, m.Proceed)) == {peer("w0"), peer("w1")}
 
 
 def test_a_leader_that_has_gradients_between_steps_is_asked_again_a_while_later() -> None:
@@ -240,7 +240,7 @@ def test_the_pause_that_is_told_is_of_this_change_alone() -> None:
 
 def test_a_pause_begins_when_the_first_worker_has_nothing_under_way() -> None:
     cluster = Cluster.joined("s2", "s3", servers=2)
-    (number,) = {hold.number for hold in sent(built(cluster, scale(cluster, 4)), m.Hold)}
+    (number,) = {hold.number for hold in sent(built(cluster, scale(cluster, 4)), m.Hold, ends=0)}
     cluster.now += 1.0
     cluster.take("w0", m.Holding(number))
     cluster.now += 2.0

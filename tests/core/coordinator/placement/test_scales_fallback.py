@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.core.coordinator.placement.test_fallback import NEWEST, Cluster, rows
-from tests.core.machines import peer, receivers, sent
+from tests.core.machines import CUT, REWOUND, peer, receivers, sent
 from zmqps.core.protocol import messages as m
 from zmqps.core.protocol.events import Action
 
@@ -38,18 +38,18 @@ def scale(cluster: Cluster, servers: int) -> list[Action]:
 
 
 def followed(cluster: Cluster, actions: list[Action]) -> list[Action]:
-    return cluster.reply(actions, m.Recut, lambda recut: m.Followed(recut.epoch, recut.revision, 0))
+    return cluster.reply(actions, m.View, lambda recut: m.Followed(recut.epoch, recut.revision, 0), change=CUT)
 
 
 def test_shards_are_not_cut_before_all_members_have_gone_back() -> None:
     cluster = Cluster()
     cluster.lose("s1")
     back = cluster.load(cluster.join("s2"))
-    assert not sent(scale(cluster, 1), m.Hold)
+    assert not sent(scale(cluster, 1), m.Hold, ends=0)
     assert "its members are to learn where it lies" in " ".join(cluster.machine.status(cluster.now)["waiting"])
     again = cluster.alive(6.0, "s0", "s2", "w0", "w1")
     assert rows(again), "told again where the shard is"
-    assert sent(answered(cluster, cluster.follow(back)), m.Recut)
+    assert sent(answered(cluster, cluster.follow(back)), m.View, change=CUT)
 
 
 def test_a_checkpoint_of_before_a_cut_knows_nothing_of_pushes_since() -> None:
@@ -74,14 +74,14 @@ def test_a_checkpoint_of_before_a_cut_knows_nothing_of_pushes_since() -> None:
 def test_a_member_that_goes_by_the_shards_before_is_told_first_of_those_that_there_are() -> None:
     cluster = Cluster.joined("s2")
     cut = scale(cluster, 3)
-    (told,) = sent(cut, m.Recut, peer("w0"))
+    (told,) = sent(cut, m.View, peer("w0"), change=CUT)
     cluster.take("w0", m.Followed(told.epoch, told.revision, 0))
     lost = cluster.lose("s1")
-    assert receivers(lost, m.GoBack) == [peer("w0")]
+    assert receivers(lost, m.View, change=REWOUND) == [peer("w0")]
     away = cluster.alive(2.0, "s0", "s2", "w0", "w1")
-    assert not sent(away, m.Recut), "a shard is nowhere"
+    assert not sent(away, m.View, change=CUT), "a shard is nowhere"
     back = cluster.load(cluster.join("s3"))
     assert [to for to, *_ in rows(back)] == ["w0"]
     cluster.follow(back)
-    assert receivers(cluster.alive(2.0, "s0", "s2", "s3", "w0", "w1"), m.Recut) == [peer("w1")] * 2
+    assert receivers(cluster.alive(2.0, "s0", "s2", "s3", "w0", "w1"), m.View, change=CUT) == [peer("w1")] * 2
     assert [to for to, *_ in rows(cluster.take("w1", m.Followed(told.epoch, told.revision, 0)))] == ["w1"]

@@ -6,13 +6,13 @@ from itertools import count
 from types import SimpleNamespace
 from typing import Any, cast
 
-from tests.core.machines import hello, peer, receivers, sent
+from tests.core.machines import CUT, MOVED, REWOUND, hello, peer, receivers, sent, server_of
 from zmqps.core.coordinator.members.membership import MemberInfo, Roster
 from zmqps.core.coordinator.placement.copies import ReplicaSet
 from zmqps.core.coordinator.placement.startup import Startup
-from zmqps.core.coordinator.placement.views import RETRY_S, ChangeKind, MemberViews
+from zmqps.core.coordinator.placement.views import RETRY_S, MemberViews
 from zmqps.core.protocol.events import Action
-from zmqps.core.protocol.messages import Followed, GoBack, Moved, Recut
+from zmqps.core.protocol.messages import ChangeKind, Followed, View
 
 CHECKPOINT: dict[str, Any] = {"path": "c/9", "version": 9, "state": {}}
 
@@ -35,7 +35,7 @@ class Job:
     def anew(self) -> MemberViews:
         return MemberViews(cast("Startup", self.startup), self.members)
 
-    def begin(self, kind: ChangeKind = ChangeKind.MOVED, *shards: int, **more: Any) -> list[Action]:
+    def begin(self, kind: ChangeKind = MOVED, *shards: int, **more: Any) -> list[Action]:
         _, actions = self.views.begin(kind, shards or (0,), 0.0, **more)
         self.views.validate()
         return actions
@@ -54,14 +54,14 @@ class Job:
 
 def test_everybody_is_told_with_a_ticket_of_its_own_and_again_until_it_has_followed() -> None:
     job = Job()
-    told = sent(job.begin(), Moved)
-    assert {(m.epoch, m.shard, m.revision) for m in told} == {(1, 0, 1)}
-    assert len({m.server["ticket"] for m in told}) == 2
-    assert {m.server["epoch"] for m in told} == {1}
+    told = sent(job.begin(), View, change=MOVED)
+    assert {(m.epoch, m.shards, m.revision) for m in told} == {(1, (0,), 1)}
+    assert len({server_of(m)["ticket"] for m in told}) == 2
+    assert {server_of(m)["epoch"] for m in told} == {1}
     assert job.views.on_deadline(0.5 * RETRY_S) == []
     assert job.followed("v")
-    assert receivers(job.views.on_deadline(RETRY_S), Moved) == [peer("w")]
-    assert receivers(job.views.again(job.workers["w"]), Moved) == [peer("w")]
+    assert receivers(job.views.on_deadline(RETRY_S), View, change=MOVED) == [peer("w")]
+    assert receivers(job.views.again(job.workers["w"]), View, change=MOVED) == [peer("w")]
     assert job.views.again(job.workers["v"]) == []
     assert job.followed("w")
     assert job.views.all_followed
@@ -77,78 +77,77 @@ def test_who_follows_an_earlier_move_or_twice_or_in_another_job_is_no_news() -> 
     assert not job.followed("v", 2, epoch=2)
     assert job.followed("v", 2)
     assert not job.followed("v", 2)
-    assert receivers(job.views.on_deadline(RETRY_S), Moved) == [peer("w")]
+    assert receivers(job.views.on_deadline(RETRY_S), View, change=MOVED) == [peer("w")]
 
 
 def test_moves_of_two_shards_are_followed_one_by_one() -> None:
     job = Job()
-    job.begin(ChangeKind.MOVED, 0)
-    job.begin(ChangeKind.MOVED, 1)
+    job.begin(MOVED, 0)
+    job.begin(MOVED, 1)
     assert job.followed("v", 2)
-    assert {(m.shard, m.revision) for m in sent(job.views.again(job.workers["v"]), Moved)} == {(0, 1)}
+    assert {(m.shards, m.revision) for m in sent(job.views.again(job.workers["v"]), View, change=MOVED)} == {((0,), 1)}
 
 
 def test_nobody_waits_for_a_member_that_has_gone() -> None:
     job = Job()
     job.begin()
-    assert job.go("v") == [ChangeKind.MOVED]
-    assert receivers(job.views.on_deadline(RETRY_S), Moved) == [peer("w")]
-    assert job.go("w") == [ChangeKind.MOVED]
+    assert job.go("v") == [MOVED]
+    assert receivers(job.views.on_deadline(RETRY_S), View, change=MOVED) == [peer("w")]
+    assert job.go("w") == [MOVED]
     assert job.views.all_followed
 
 
 def test_that_a_server_takes_over_is_said_before_it_has_and_once() -> None:
     job = Job()
-    message = Moved(1, 0, job.views.new_revision(), {})
-    assert sent(job.views.announce(message), Moved) == [message, message]
+    assert sent(job.views.announce(MOVED, [0]), View) == [View(1, 1, MOVED, (0,), {})] * 2
     assert job.views.all_followed
-    assert {m.revision for m in sent(job.begin(), Moved)} == {2}
+    assert {m.revision for m in sent(job.begin(), View, change=MOVED)} == {2}
 
 
 def test_shards_that_are_cut_anew_are_told_before_anything_else() -> None:
     job = Job()
-    told = sent(job.begin(ChangeKind.CUT), Recut)
+    told = sent(job.begin(CUT), View, change=CUT)
     assert {(m.epoch, m.revision, m.placement["cut"]) for m in told} == {(1, 1, 3)}
     assert job.followed("v")
-    assert receivers(job.begin(), Moved) == [peer("v")]
-    assert receivers(job.views.announce(Moved(1, 1, 3, {})), Moved) == [peer("v")]
+    assert receivers(job.begin(), View, change=MOVED) == [peer("v")]
+    assert receivers(job.views.announce(MOVED, [1]), View, change=MOVED) == [peer("v")]
     again = job.views.on_deadline(RETRY_S)
-    assert (receivers(again, Recut), receivers(again, Moved)) == ([peer("w")], [peer("v")])
+    assert (receivers(again, View, change=CUT), receivers(again, View, change=MOVED)) == ([peer("w")], [peer("v")])
     assert job.followed("w")
-    assert receivers(job.views.again(job.workers["w"]), Moved) == [peer("w")]
+    assert receivers(job.views.again(job.workers["w"]), View, change=MOVED) == [peer("w")]
 
 
 def test_a_cut_is_told_once_all_its_shards_are_somewhere() -> None:
     job = Job()
     job.startup.held = "a shard goes back"
-    assert job.begin(ChangeKind.CUT) == []
+    assert job.begin(CUT) == []
     job.startup.held = ""
-    assert receivers(job.views.on_deadline(RETRY_S), Recut) == [peer("v"), peer("w")]
+    assert receivers(job.views.on_deadline(RETRY_S), View, change=CUT) == [peer("v"), peer("w")]
 
 
 def test_pushes_that_are_lost_are_counted_and_steps_are_known() -> None:
     job = Job()
-    told = sent(job.begin(ChangeKind.REWOUND, 0, 1, restored=CHECKPOINT), GoBack)
-    assert {(m.revision, tuple(m.shards), m.version, m.lost) for m in told} == {(1, (0, 1), 9, 0)}
-    assert [row["epoch"] for row in told[0].servers["rows"]] == [1, 2]
-    assert job.views.awaits(ChangeKind.REWOUND, job.workers["v"])
+    told = sent(job.begin(REWOUND, 0, 1, restored=CHECKPOINT), View, change=REWOUND)
+    assert {(m.revision, m.shards, m.restored["version"], m.lost) for m in told} == {(1, (0, 1), 9, 0)}
+    assert [row["epoch"] for row in told[0].placement["servers"]] == [1, 2]
+    assert job.views.awaits(REWOUND, job.workers["v"])
     job.followed("v", lost=4)
-    assert not job.views.awaits(ChangeKind.REWOUND, job.workers["v"])
-    assert not job.views.awaits(ChangeKind.MOVED, job.workers["w"])
-    assert job.views.forget(ChangeKind.MOVED, 0) == 0
-    assert job.views.forget(ChangeKind.REWOUND, 1) == 4
+    assert not job.views.awaits(REWOUND, job.workers["v"])
+    assert not job.views.awaits(MOVED, job.workers["w"])
+    assert job.views.forget(MOVED, 0) == 0
+    assert job.views.forget(REWOUND, 1) == 4
     assert job.views.all_followed
-    steps = sent(job.begin(ChangeKind.REWOUND, 0, 1, restored=CHECKPOINT, lost=3, whole=True), GoBack)
+    steps = sent(job.begin(REWOUND, 0, 1, restored=CHECKPOINT, lost=3, whole=True), View, change=REWOUND)
     assert {m.lost for m in steps} == {3}
     job.followed("v", 2, lost=100)
-    assert job.views.forget(ChangeKind.REWOUND, 0) == 3
+    assert job.views.forget(REWOUND, 0) == 3
 
 
 def test_what_is_kept_goes_on_with_the_next_revision() -> None:
     job = Job()
     assert job.views.dump() is None
-    job.begin(ChangeKind.CUT)
-    job.begin(ChangeKind.REWOUND, 0, restored=CHECKPOINT)
+    job.begin(CUT)
+    job.begin(REWOUND, 0, restored=CHECKPOINT)
     job.followed("v", 1)
     job.followed("v", 2, lost=5)
     kept = job.views.dump()
@@ -156,8 +155,8 @@ def test_what_is_kept_goes_on_with_the_next_revision() -> None:
     job.views.restore(kept, 100.0)
     assert job.views.dump() == kept
     assert job.views.next_deadline() == 100.0 + RETRY_S
-    assert receivers(job.views.on_deadline(101.0), Recut) == [peer("w")]
+    assert receivers(job.views.on_deadline(101.0), View, change=CUT) == [peer("w")]
     assert job.views.new_revision() == 3
-    assert job.views.forget(ChangeKind.REWOUND, 0) == 5
+    assert job.views.forget(REWOUND, 0) == 5
     job.views.clear()
     assert job.views.all_followed

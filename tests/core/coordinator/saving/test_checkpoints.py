@@ -160,7 +160,7 @@ def test_it_is_kept_written_published_and_answered(mode: str) -> None:
     told = cluster.do()
     assert [got.path for got in sent(told, m.Save)] == ["/default"] * 2
     assert {got.exact for got in sent(told, m.Save)} == {int(mode == "sync")}
-    assert not sent(told, m.Hold)
+    assert not sent(told, m.Hold, ends=0)
     cluster.now = 2.0
     assert not sent(cluster.write(), m.Checkpointed)
     told = cluster.do()
@@ -292,13 +292,13 @@ def test_workers_of_a_job_keep_neither_operators_nor_other_jobs_from_theirs() ->
 def test_a_cut_is_made_while_all_workers_hold_and_no_longer(mode: str, consistent: int) -> None:
     cluster = Cluster(mode)
     cluster.ask(consistent=consistent)
-    assert receivers(cluster.do(), m.Hold) == [peer("w0"), peer("w1")]
+    assert receivers(cluster.do(), m.Hold, ends=0) == [peer("w0"), peer("w1")]
     assert not sent(cluster.hold(1, "w0", "w0"), m.Save)
     assert len(sent(cluster.hold(1, "w1"), m.Save)) == 2
-    assert not sent(cluster.hold(1), m.GoOn), "before all servers keep what they have"
-    assert not sent(cluster.say("s0", SaveStage.KEPT), m.GoOn)
-    assert not sent(cluster.say("s0", SaveStage.WRITTEN), m.GoOn)
-    assert receivers(cluster.say("s1", SaveStage.KEPT), m.GoOn) == [peer("w0"), peer("w1")]
+    assert not sent(cluster.hold(1), m.Hold, ends=1), "before all servers keep what they have"
+    assert not sent(cluster.say("s0", SaveStage.KEPT), m.Hold, ends=1)
+    assert not sent(cluster.say("s0", SaveStage.WRITTEN), m.Hold, ends=1)
+    assert receivers(cluster.say("s1", SaveStage.KEPT), m.Hold, ends=1) == [peer("w0"), peer("w1")]
     cluster.say("s1", SaveStage.WRITTEN)
     assert sent(cluster.do(), m.Checkpointed)
     assert cluster.store.manifests[0]["consistent"]
@@ -306,17 +306,17 @@ def test_a_cut_is_made_while_all_workers_hold_and_no_longer(mode: str, consisten
 
 def test_what_is_not_held_any_more_goes_on() -> None:
     cluster = Cluster()
-    assert sent(cluster.hold(7, "w0"), m.GoOn) == [m.GoOn(7)]
+    assert sent(cluster.hold(7, "w0"), m.Hold, ends=1) == [m.Hold(7, 1)]
     cluster.ask()
     cluster.do()
-    assert sent(cluster.hold(1, "w0"), m.GoOn) == [m.GoOn(1)]
+    assert sent(cluster.hold(1, "w0"), m.Hold, ends=1) == [m.Hold(1, 1)]
 
 
 def test_a_hold_or_a_save_that_was_lost_is_said_again() -> None:
     cluster = saving("ssp")
     cluster.hold(1, "w0")
     again = cluster.wait(AGAIN_S + 0.1)
-    assert set(receivers(again, m.Hold)) == {peer("w1")}
+    assert set(receivers(again, m.Hold, ends=0)) == {peer("w1")}
     cluster.hold(1, "w1")
     cluster.say("s0", SaveStage.KEPT)
     again = cluster.wait(cluster.now + AGAIN_S + 0.1)
@@ -327,7 +327,7 @@ def test_a_worker_that_does_not_hold_in_time_fails_it_and_the_others_go_on() -> 
     cluster = saving("ssp")
     cluster.hold(1, "w0")
     actions = cluster.wait(HOLD_S + 0.1)
-    assert set(receivers(actions, m.GoOn)) == {peer("w0"), peer("w1")}
+    assert set(receivers(actions, m.Hold, ends=1)) == {peer("w0"), peer("w1")}
     assert "worker 1 (w1" in whys(actions)
     assert errors(actions, peer("w0")) == [CheckpointFailedError.code]
     assert not sent(actions, m.Save)
@@ -344,14 +344,14 @@ def test_a_server_that_does_not_keep_in_time_fails_it_for_workers_would_go_on() 
     actions = cluster.wait(HOLD_S + 0.1)
     assert "server 1 (s1" in whys(actions)
     assert set(receivers(actions, m.Unsave)) == {peer("s0"), peer("s1")}
-    assert set(receivers(actions, m.GoOn)) == {peer("w0"), peer("w1")}
+    assert set(receivers(actions, m.Hold, ends=1)) == {peer("w0"), peer("w1")}
 
 
 def test_a_worker_that_comes_before_all_hold_is_held_as_well() -> None:
     cluster = saving("ssp")
     cluster.attach("w2", job(staleness=1))
     actions = cluster.hold()
-    assert receivers(actions, m.Hold) == [peer("w2")]
+    assert receivers(actions, m.Hold, ends=0) == [peer("w2")]
     assert not sent(actions, m.Save)
     assert len(sent(cluster.hold(1, "w2"), m.Save)) == 2
 
@@ -363,11 +363,11 @@ def test_one_that_comes_before_all_servers_keep_makes_it_begin_anew() -> None:
     cluster.say("s0", SaveStage.KEPT)
     actions = cluster.say("s1", SaveStage.KEPT)
     assert len(sent(actions, m.Unsave)) == 2
-    assert set(receivers(actions, m.GoOn)) == {peer("w0"), peer("w1")}
+    assert set(receivers(actions, m.Hold, ends=1)) == {peer("w0"), peer("w1")}
     assert not errors(actions)
     assert {run.tag for run in cluster.work} == {Storing(0, "abandon"), Storing(2, "begin")}
     cluster.do()
-    assert len(sent(cluster.do(), m.Hold)) == 3
+    assert len(sent(cluster.do(), m.Hold, ends=0)) == 3
     cluster.hold(2, "w0", "w1", "w2")
     assert receivers(cluster.publish(2), m.Checkpointed) == [peer("w0")]
     gone = saving("ssp")
@@ -381,7 +381,7 @@ def test_a_worker_that_goes_while_it_is_awaited_is_not_waited_for() -> None:
     cluster.hold(1, "w0")
     actions = cluster.take("w1", m.Leave("closed"))
     assert len(sent(actions, m.Save)) == 2
-    assert not sent(actions, m.Hold)
+    assert not sent(actions, m.Hold, ends=0)
 
 
 def test_where_no_worker_is_there_is_nobody_to_hold() -> None:

@@ -150,8 +150,8 @@ def test_a_disk_that_fails_is_tried_again_and_then_the_job_ends_without() -> Non
 
 def test_workers_that_do_not_pause_are_not_waited_for_a_second_time() -> None:
     cluster = Ending("ssp")
-    assert not receivers(cluster.handle(Stop("SIGTERM")), m.Hold)
-    assert receivers(cluster.do(), m.Hold) == [peer(worker) for worker in WORKERS]
+    assert not receivers(cluster.handle(Stop("SIGTERM")), m.Hold, ends=0)
+    assert receivers(cluster.do(), m.Hold, ends=0) == [peer(worker) for worker in WORKERS]
     text = logged(cluster.wait(HOLD_S + 0.5, *SERVERS, *WORKERS))
     assert "tried once more: worker 0" in text
     while cluster.work and not cluster.store.manifests:
@@ -213,7 +213,7 @@ def test_nobody_stays_paused_where_a_cluster_is_saved() -> None:
     saves = cluster.hold()
     assert receivers(saves, m.Save) == [peer(server) for server in SERVERS]
     ended = cluster.write()
-    assert receivers(ended, m.GoOn) == [peer(worker) for worker in WORKERS]
+    assert receivers(ended, m.Hold, ends=1) == [peer(worker) for worker in WORKERS]
     cluster.do()
 
 

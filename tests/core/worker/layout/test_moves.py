@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.core.machines import errors, logged, resolved, sent
+from tests.core.machines import CUT, MOVED, errors, logged, resolved, sent
 from tests.core.worker.test_session import S0, S1, WELCOME, Attached, row
 from zmqps.core.job.keyspace import Placement
 from zmqps.core.protocol import messages as m
@@ -24,10 +24,10 @@ class Following(Attached):
         super().__init__({"replicas": 1}, **options)
 
     def moved(self, revision: int = 1, server: int = 2) -> list[Action]:
-        return self.get(m.Moved(1, 1, revision, row(server, 7, rank=2)))
+        return self.get(m.View(1, revision, MOVED, (1,), {"servers": [row(server, 7, rank=2)]}))
 
     def lost(self) -> list[Action]:
-        return self.get(m.Moved(1, 1, 1, {}))
+        return self.get(m.View(1, 1, MOVED, (1,), {}))
 
     def arrived(self) -> tuple[list[Action], list[Action]]:
         """Bring a whole step; return what was asked, and what comes of its acknowledgement."""
@@ -77,7 +77,8 @@ def test_a_move_that_is_told_again_is_answered_again_and_changes_nothing() -> No
     assert sent(actions, m.Hello) == []
     assert sent(actions, m.Followed) == [m.Followed(1, 1, 0)]
     assert session.moved(revision=0) == [], "an older one"
-    assert session.get(m.Moved(99, 1, 5, {})) == session.get(m.Moved(1, 99, 5, {})) == [], "of another job"
+    assert session.get(m.View(99, 5, MOVED, (1,), {})) == [], "of another job"
+    assert session.get(m.View(1, 5, MOVED, (99,), {})) == [], "of a shard that it does not have"
 
 
 def test_a_shard_may_move_to_a_server_that_has_another_one_already() -> None:
@@ -160,7 +161,8 @@ def test_gradients_of_a_step_that_is_over_are_not_brought_to_shards_that_were_cu
     assert session.machine.attached is not None
     cuts = Placement.balance(session.machine.attached.placement.keyspace, 3, 32).to_wire()
     rows = [row(number, 10 + number) for number in range(3)]
-    cut = session.get(m.Recut(1, 1, {**cuts, "servers": rows}))
+    cut = session.get(m.View(1, 1, CUT, (), {**cuts, "servers": rows}))
     assert sent(cut, m.Followed, COORDINATOR) == [m.Followed(1, 1, 0)]
-    moved = session.get(m.Moved(1, 2, 2, {**rows[0], "epoch": 20}))  # what it was told before is not proceeded yet
+    there = {"servers": [{**rows[0], "epoch": 20}]}
+    moved = session.get(m.View(1, 2, MOVED, (2,), there))  # what it was told before is not proceeded yet
     assert sent(moved, m.Followed, COORDINATOR) == [m.Followed(1, 2, 0)]

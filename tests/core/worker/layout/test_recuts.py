@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.core.machines import job, resolved, sent
+from tests.core.machines import CUT, job, resolved, sent
 from tests.core.worker.test_rows import DIM, IDS, OTHER, SHARDS, TABLE, W, flat
 from tests.core.worker.test_session import Session, row
 from zmqps.core.job.keyspace import KeySpace, Placement
@@ -39,7 +39,7 @@ def test_who_was_told_the_shards_with_the_job_does_not_begin_its_pushes_anew() -
     session = begun(cut=3)
     push = session.transfer("push")
     asked = session.ask(push)
-    told = session.get(m.Recut(1, 3, lies(session.spec, 3, 2)))
+    told = session.get(m.View(1, 3, CUT, (), lies(session.spec, 3, 2)))
     assert sent(told, m.Followed, COORDINATOR) == [m.Followed(1, 3, 0)]
     assert not sent(told, m.Hello)
     assert not sent(told, m.Push)
@@ -49,8 +49,8 @@ def test_who_was_told_the_shards_with_the_job_does_not_begin_its_pushes_anew() -
 
 def test_who_was_told_the_shards_before_goes_by_those_that_there_are() -> None:
     session = begun(cut=3)
-    assert session.get(m.Recut(1, 2, lies(session.spec, 2, 2))) == [], "an older one"
-    told = session.get(m.Recut(1, 4, lies(session.spec, 4, 3)))
+    assert session.get(m.View(1, 2, CUT, (), lies(session.spec, 2, 2))) == [], "an older one"
+    told = session.get(m.View(1, 4, CUT, (), lies(session.spec, 4, 3)))
     assert sent(told, m.Followed, COORDINATOR) == [m.Followed(1, 4, 0)]
     assert [hello.epoch for hello in sent(told, m.Hello)] == [40, 41, 42]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.core.machines import failed, logged, resolved, sent
+from tests.core.machines import CUT, REWOUND, failed, logged, resolved, sent
 from tests.core.worker.test_session import LOST, S0, S1, WELCOME, Attached, row
 from zmqps.core.job.keyspace import Placement
 from zmqps.core.protocol import messages as m
@@ -28,7 +28,8 @@ class Going(Attached):
     def go_back(self, *shards: int, number: int = 2, version: int = 7, lost: int = 0) -> list[Action]:
         """Let the coordinator say that shards are on other servers now, from ``s2`` on."""
         rows = [row(2 + i, 10 * number + shard) for i, shard in enumerate(shards)]
-        return self.get(m.GoBack(1, number, shards, {"rows": rows}, version, lost, {**RESTORED, "version": version}))
+        restored = {**RESTORED, "version": version}
+        return self.get(m.View(1, number, REWOUND, shards, {"servers": rows}, restored, lost))
 
     def welcome_both(self) -> list[Action]:
         """Let the servers that have both shards now answer."""
@@ -58,7 +59,7 @@ def test_what_is_not_acknowledged_is_sent_again_and_what_the_checkpoint_lacks_is
     for actions in asked[:3]:
         session.acknowledge(actions)
     session.acknowledge(asked[3], S0)
-    about = session.get(m.GoBack(1, 1, (1,), {}, 0, 0, {"path": "/c/ckpt-7"}))
+    about = session.get(m.View(1, 1, REWOUND, (1,), {}, {"path": "/c/ckpt-7"}))
     assert "goes back to the checkpoint /c/ckpt-7" in logged(about)
     assert "which was lost: its shard goes back to" in session.machine.transfers.waiting_for(pushes[3].transfer, 0.0)  # type: ignore[arg-type]
     back = session.go_back(1)
@@ -224,7 +225,7 @@ def test_who_hears_late_of_a_cut_goes_back_to_what_it_was_told_with_it(staleness
     assert session.machine.attached is not None
     cuts = Placement.balance(session.machine.attached.placement.keyspace, 2, 32).to_wire()
     rows = [row(2 + n, 40 + n) for n in (0, 1)]
-    session.get(m.Recut(1, 3, {**cuts, "servers": rows}))
+    session.get(m.View(1, 3, CUT, (), {**cuts, "servers": rows}))
     assert session.go_back(0, 1, number=2) == [], "of shards that there are no more"
     done = session.go_back(0, 1, number=4, version=3)  # on the servers where the job lies, as it knows
     for shard, peer in enumerate((S2, S3)):

@@ -19,10 +19,10 @@ from zmqps.core.coordinator.placement.copies import Replica
 from zmqps.core.coordinator.placement.replication import Replication
 from zmqps.core.coordinator.placement.resumption import Resumption
 from zmqps.core.coordinator.placement.startup import Startup
-from zmqps.core.coordinator.placement.views import ChangeKind, ViewChange
+from zmqps.core.coordinator.placement.views import ViewChange
 from zmqps.core.coordinator.training.steps import Steps
 from zmqps.core.protocol.events import Action, Log, Send
-from zmqps.core.protocol.messages import GoBack, Lost
+from zmqps.core.protocol.messages import ChangeKind, Lost
 from zmqps.errors import (
     CheckpointError,
     CheckpointStorageError,
@@ -270,9 +270,7 @@ class Fallback(KeptRecord):
         released = self._replication.forget(shards)
         self._startup.held = self._text(going.shards)
         text = f"{self._text(shards)}, of version {target.version}"
-        epoch, revision = self._startup.epoch, self._replication.views.new_revision()
-        message = GoBack(epoch, revision, sorted(going.shards), {}, 0, 0, {"path": target.path})
-        told = self._replication.views.announce(message)
+        told = self._replication.views.announce(ChangeKind.REWOUND, sorted(going.shards), target.path)
         return [self._startup.story.log("warning", text, "fallback"), *released, *told, *self.fill(servers, now)]
 
     def _forget(self, shard: int) -> int:

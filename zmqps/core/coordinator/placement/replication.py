@@ -11,10 +11,10 @@ from zmqps.core.coordinator.placement.copies import RETRY_S, Order, Replica
 from zmqps.core.coordinator.placement.shortages import Shortages
 from zmqps.core.coordinator.placement.startup import Startup
 from zmqps.core.coordinator.placement.transitions import Handover, Handovers, Recuts
-from zmqps.core.coordinator.placement.views import ChangeKind, MemberViews, ViewChange
+from zmqps.core.coordinator.placement.views import MemberViews, ViewChange
 from zmqps.core.coordinator.training.steps import Steps
 from zmqps.core.protocol.events import Action
-from zmqps.core.protocol.messages import Leading, Moved
+from zmqps.core.protocol.messages import ChangeKind, Leading
 from zmqps.errors import PSError, counted
 
 #: A backup that is built, and takes long to fill, is asked whether it is whole every so many times.
@@ -80,7 +80,7 @@ class Replication:
         self._steps.move(old.epoch, heir, startup.told)
         text = f"{heir.server.title} takes over shard {old.shard} of {old.server.title}"
         self.views.forget(ChangeKind.MOVED, heir.shard)  # it is nowhere until the heir has taken over
-        told += self.views.announce(Moved(startup.epoch, heir.shard, self.views.new_revision(), {}))
+        told += self.views.announce(ChangeKind.MOVED, [heir.shard])
         return [startup.story.log("warning", text, "promoted"), promote, *told]
 
     def _succeed(self, handover: Handover, message: Leading, now: float) -> list[Action]:

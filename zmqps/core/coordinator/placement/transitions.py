@@ -16,12 +16,12 @@ from zmqps.core.coordinator.members.membership import LeavingState, MemberInfo
 from zmqps.core.coordinator.placement.copies import RETRY_S, Replica, ReplicaSet
 from zmqps.core.coordinator.placement.shortages import Shortages
 from zmqps.core.coordinator.placement.startup import Startup
-from zmqps.core.coordinator.placement.views import ChangeKind, MemberViews
+from zmqps.core.coordinator.placement.views import MemberViews
 from zmqps.core.coordinator.training.steps import Steps
 from zmqps.core.job.keyspace import Placement
 from zmqps.core.job.recut import parents
 from zmqps.core.protocol.events import Action, Log, Send
-from zmqps.core.protocol.messages import Cut, GoOn, Hold, Leading, Promote, Yield, Yielded
+from zmqps.core.protocol.messages import ChangeKind, Cut, Hold, Leading, Promote, Yield, Yielded
 from zmqps.errors import PSError, listed
 
 #: A leader that has not given up its place after so long keeps it, and workers wait no longer for the next step.
@@ -555,7 +555,7 @@ class Recuts(Transitions):
     def _go_on(self, recut: Recutting, now: float) -> list[Action]:
         """Leaders keep their places, if they were asked to give them up, and workers go on."""
         shards = [copy.shard for copy in self._copies if not copy.backup] if self.has_asked else []
-        told = [Send(worker.peer, GoOn(recut.number)) for worker in recut.holding.values()]
+        told = [Send(worker.peer, Hold(recut.number, ends=1)) for worker in recut.holding.values()]
         return [*(action for shard in shards for action in self._copies.inform(shard, now)), *told]
 
     def _order(self, recut: Recutting, now: float) -> list[Action]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from enum import IntEnum
 from functools import partial
 from typing import Any, ClassVar
 
@@ -17,16 +16,10 @@ from zmqps.core.coordinator.journal import Changed, KeptDict, KeptRecord, KeptSe
 from zmqps.core.coordinator.members.membership import MemberInfo
 from zmqps.core.coordinator.placement.startup import Startup
 from zmqps.core.protocol.events import Action, Send
-from zmqps.core.protocol.messages import Followed, GoBack, Moved, Recut
+from zmqps.core.protocol.messages import ChangeKind, Followed, View
 
 #: A member answers within milliseconds; one that did not may not have been told.
 RETRY_S = 1.0
-
-
-class ChangeKind(IntEnum):
-    """What has changed."""
-
-    MOVED, REWOUND, CUT = range(3)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -87,8 +80,13 @@ class MemberViews(KeptRecord):
 
     # --- what is told --------------------------------------------------------------------------
 
-    def announce(self, message: Moved | GoBack) -> list[Action]:
-        """A server is lost, and another one is to come in its place: its members are to wait. Said once."""
+    def announce(self, kind: ChangeKind, shards: Iterable[int], path: str = "") -> list[Action]:
+        """Servers are lost, and others are to come in their place: members are to wait. Said once.
+
+        ``path``: of the checkpoint that the shards go back to.
+        """
+        restored = {"path": path} if path else {}
+        message = View(self._startup.epoch, self.new_revision(), kind, tuple(shards), {}, restored)
         return [Send(self._members[who].peer, message) for who in self._may_hear(self.told)]
 
     def begin(
@@ -136,15 +134,11 @@ class MemberViews(KeptRecord):
         members = [self._members[one] for one in self._may_hear(who, change.kind)]
         return [Send(member.peer, self._message(change, member)) for member in members]
 
-    def _message(self, change: ViewChange, member: MemberInfo) -> Moved | GoBack | Recut:
-        startup, copies, revision = self._startup, self._startup.copies, change.revision
-        if change.kind is ChangeKind.CUT:
-            return Recut(startup.epoch, revision, startup.where(member))
+    def _message(self, change: ViewChange, member: MemberInfo) -> View:
+        startup, copies, lost = self._startup, self._startup.copies, change.lost if change.whole else 0
         rows = [copies.row(copies.leader(shard), member) for shard in change.shards]
-        if change.kind is ChangeKind.MOVED:
-            return Moved(startup.epoch, change.shards[0], revision, rows[0])
-        lost, restored = change.lost if change.whole else 0, change.restored
-        return GoBack(startup.epoch, revision, change.shards, {"rows": rows}, restored["version"], lost, restored)
+        where = startup.where(member) if change.kind is ChangeKind.CUT else {"servers": rows}
+        return View(startup.epoch, change.revision, change.kind, change.shards, where, change.restored, lost)
 
     # --- who follows ---------------------------------------------------------------------------
 
@@ -207,8 +201,9 @@ class MemberViews(KeptRecord):
             )  # fmt: skip
 
     def validate(self) -> None:
-        """Assert that the members that are awaited are here, and go by one cut."""
+        """Assert that the members that are awaited are here, and go by one cut, before all other changes."""
         for change in self.open.values():
             assert change.awaited
             assert change.awaited <= set(self._members)
-        assert sum(change.kind is ChangeKind.CUT for change in self.open.values()) <= 1
+        cuts = [change.revision for change in self.open.values() if change.kind is ChangeKind.CUT]
+        assert cuts in ([], [min(self.open, default=0)])

@@ -42,7 +42,7 @@ from zmqps.core.coordinator.saving.wishes import (
 )
 from zmqps.core.node.timers import Wheel
 from zmqps.core.protocol.events import Action, Log, Run, Send
-from zmqps.core.protocol.messages import Checkpointed, Error, GoOn, Hold, Holding, Save, Saved, Unsave
+from zmqps.core.protocol.messages import Checkpointed, Error, Hold, Holding, Save, Saved, Unsave
 from zmqps.core.protocol.messages.saving import SaveStage
 from zmqps.errors import (
     CheckpointFailedError,
@@ -215,7 +215,7 @@ class Checkpoints(Saver):
         self._timer.touch()
         making = self._making
         if making is None or message.number != making.number or member.incarnation not in making.cut.held:
-            return [Send(member.peer, GoOn(message.number))]
+            return [Send(member.peer, Hold(message.number, ends=1))]
         return self._held(making, member, now)
 
     def _held(self, making: Making, member: MemberInfo, now: float) -> list[Action]:
@@ -282,7 +282,7 @@ class Checkpoints(Saver):
         return actions
 
     def _let_go(self, making: Making) -> list[Action]:
-        told: list[Action] = [Send(worker.peer, GoOn(making.number)) for worker in making.cut.held.values()]
+        told: list[Action] = [Send(worker.peer, Hold(making.number, ends=1)) for worker in making.cut.held.values()]
         making.cut = PushCut(gone=making.cut.gone)
         return told
 

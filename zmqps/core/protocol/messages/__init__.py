@@ -35,11 +35,10 @@ from zmqps.core.protocol.messages.membership import Lost as Lost
 from zmqps.core.protocol.messages.membership import Resumed as Resumed
 from zmqps.core.protocol.messages.membership import Shutdown as Shutdown
 from zmqps.core.protocol.messages.membership import Welcome as Welcome
+from zmqps.core.protocol.messages.moving import ChangeKind as ChangeKind
 from zmqps.core.protocol.messages.moving import Followed as Followed
-from zmqps.core.protocol.messages.moving import GoBack as GoBack
-from zmqps.core.protocol.messages.moving import Moved as Moved
 from zmqps.core.protocol.messages.moving import Recalled as Recalled
-from zmqps.core.protocol.messages.moving import Recut as Recut
+from zmqps.core.protocol.messages.moving import View as View
 from zmqps.core.protocol.messages.notes import Note as Note
 from zmqps.core.protocol.messages.notes import Noted as Noted
 from zmqps.core.protocol.messages.notes import checked_entries as checked_entries
@@ -62,7 +61,6 @@ from zmqps.core.protocol.messages.saving import Checkpoint as Checkpoint
 from zmqps.core.protocol.messages.saving import Checkpointed as Checkpointed
 from zmqps.core.protocol.messages.saving import FileAnswer as FileAnswer
 from zmqps.core.protocol.messages.saving import FileAsk as FileAsk
-from zmqps.core.protocol.messages.saving import GoOn as GoOn
 from zmqps.core.protocol.messages.saving import Hold as Hold
 from zmqps.core.protocol.messages.saving import Holding as Holding
 from zmqps.core.protocol.messages.saving import Save as Save
@@ -108,11 +106,11 @@ from zmqps.core.protocol.terms import SetRates as SetRates
 if TYPE_CHECKING:
     from zmqps.core.protocol.message import Buffer as Buffer
 
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 MAGIC = "zmqps"
 
 #: States that messages carry; each is checked by the name of its class.
-STATES: tuple[type[IntEnum], ...] = (DrainState, SaveStage, TraceAction, TraceState)
+STATES: tuple[type[IntEnum], ...] = (ChangeKind, DrainState, SaveStage, TraceAction, TraceState)
 # Not Message.__subclasses__(): slots=True makes each class twice, and the first one lingers there.
 BY_KIND: dict[int, type[Message]] = {
     cls.kind: cls

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import field
+from enum import IntEnum
 from typing import TYPE_CHECKING, ClassVar
 
 from zmqps.core.protocol.immutable import immutable
@@ -11,37 +13,38 @@ if TYPE_CHECKING:
     from zmqps.core.protocol.message import U32, U64, Plain, Versions
 
 
-@immutable
-class Moved(Message):
-    """A shard of the job of this ``epoch`` has another server: its row as in `Job`'s placement.
+class ChangeKind(IntEnum):
+    """What has changed: a shard has another server; shards go back to a checkpoint; the job lies in other shards."""
 
-    An empty row: its server was lost, and another one takes over; who needs it waits. Of one shard what comes under a
-    lower ``revision`` is out of date.
-    """
-
-    kind: ClassVar[int] = 66
-    epoch: U32
-    shard: U32
-    revision: U64
-    server: Plain
+    MOVED, REWOUND, CUT = range(3)
 
 
 @immutable
-class Recut(Message):
-    """The job of this ``epoch`` lies in other shards from now on: ``placement`` is as in `Job`.
+class View(Message):
+    """Where shards of the job of this ``epoch`` are from now on, because of a ``change``.
 
-    It ends the pause that `Hold` has begun. What comes under a lower ``revision`` is out of date.
+    ``placement`` holds the ``servers`` of these ``shards``, a row for each as in `Job`'s placement. Empty: theirs were
+    lost, and others take over; members that need them wait. Of a cut it is all of `Job`'s placement, without
+    ``shards``, and ends the pause that `Hold` has begun.
+
+    ``restored``, as in `Job`, is the checkpoint that shards have gone back to; ``lost`` counts the steps that are gone,
+    where steps are one for all. What comes under a lower ``revision``, of the same change of a shard or of shards
+    before a cut, is out of date.
     """
 
-    kind: ClassVar[int] = 84
+    kind: ClassVar[int] = 87
     epoch: U32
     revision: U64
+    change: ChangeKind
+    shards: Versions
     placement: Plain
+    restored: Plain = field(default_factory=dict)
+    lost: U64 = 0
 
 
 @immutable
 class Followed(Message):
-    """A member goes by what `Moved`, `GoBack` or `Recut` of this ``revision`` has said.
+    """A member goes by the `View` of this ``revision``.
 
     It talks to a shard's new server, and has brought again what it alone has of the open step; or it has gone back, and
     ``lost`` of the pushes that it was told were applied are not in the checkpoint; or it goes by the new shards.
@@ -51,26 +54,6 @@ class Followed(Message):
     epoch: U32
     revision: U64
     lost: U64
-
-
-@immutable
-class GoBack(Message):
-    """These shards of the job of this ``epoch`` go back to a checkpoint: where its members find them from now on.
-
-    ``servers`` holds ``rows``, one for each of ``shards``, as in `Job`'s placement. Empty: their servers were lost, and
-    others are to load them; who needs them waits. ``version`` is the checkpoint's clock, ``lost`` counts the steps that
-    are gone, where steps are one for all. ``restored`` is as in `Job`. What comes under a lower ``revision`` is out of
-    date.
-    """
-
-    kind: ClassVar[int] = 80
-    epoch: U32
-    revision: U64
-    shards: Versions
-    servers: Plain
-    version: U64
-    lost: U64
-    restored: Plain
 
 
 @immutable

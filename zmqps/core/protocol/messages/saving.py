@@ -92,10 +92,14 @@ class Checkpointed(Message):
 
 @immutable
 class Hold(Message):
-    """A worker is to begin no push until `GoOn`, and say so once all that it had begun are acknowledged."""
+    """A worker is to begin no push, and to say so once all that it had begun are acknowledged.
+
+    ``ends`` 1: it may push again, whether or not what the pause was for is done. Of another pause this says nothing.
+    """
 
     kind: ClassVar[int] = 55
     number: U64
+    ends: U8 = 0
 
 
 @immutable
@@ -103,14 +107,6 @@ class Holding(Message):
     """No push of this worker is under way."""
 
     kind: ClassVar[int] = 56
-    number: U64
-
-
-@immutable
-class GoOn(Message):
-    """All servers keep what they have: a worker may push again."""
-
-    kind: ClassVar[int] = 57
     number: U64
 
 

@@ -122,9 +122,9 @@ TABLE = (
 #: Messages to workers, observers and clients, and between processes of one job: neither the coordinator nor a server
 #: takes them. A new message is listed here or in the table.
 NOT_TAKEN = (
-    m.Ack, m.Checkpointed, m.Examined, m.ExitNoted, m.GoBack, m.GoOn, m.Hold, m.Job, m.JobEnded, m.Lost, m.Moved,
-    m.Noted, m.Proceed, m.Range, m.RatesSet, m.Recalled, m.Recut, m.Released, m.Status, m.Tensors, m.Tracing,
-    m.Values, m.Waiting,
+    m.Ack, m.Checkpointed, m.Examined, m.ExitNoted, m.Hold, m.Job, m.JobEnded, m.Lost,
+    m.Noted, m.Proceed, m.Range, m.RatesSet, m.Recalled, m.Released, m.Status, m.Tensors, m.Tracing,
+    m.Values, m.View, m.Waiting,
 )  # fmt: skip
 #: The field by which some messages name their subject.
 NAMES = {row.message: row.names for row in TABLE if row.names}

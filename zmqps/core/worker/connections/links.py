@@ -90,11 +90,7 @@ class Links:
 
     def connect(self, placement: Placement, wire: Mapping[str, Any], now: float) -> list[Action]:
         """Open the links to the shards of a job, from its placement."""
-        servers = wire.get("servers")
-        if type(servers) is not list or len(servers) != placement.num_shards:
-            raise ProtocolError("a job names one server a shard")
-        for server in servers:
-            _check(server)
+        servers = servers_of(wire, placement.num_shards)
         endpoints = {(server["rank"], server["endpoint"]) for server in servers}
         if twice := [e for e, number in Counter(endpoint for _, endpoint in endpoints).items() if number > 1]:
             raise ConfigurationError(
@@ -111,7 +107,6 @@ class Links:
 
     def move(self, shard: int, server: Mapping[str, Any], now: float) -> list[Action]:
         """A shard has another server."""
-        _check(server)
         greeted, first = self._greet(server, now)
         self.by_shard[shard].retarget(greeted)
         return [*first, *self._sort()]
@@ -202,6 +197,16 @@ class Links:
 def _title(server: Mapping[str, Any]) -> str:
     """Return a server's name for errors and logs."""
     return printable(f"server {server['rank']} ({server['name']}, {server['endpoint'].partition(' ')[0]})")
+
+
+def servers_of(placement: Mapping[str, Any], num_shards: int) -> list[Mapping[str, Any]]:
+    """Return the servers of shards, as they travel with a placement."""
+    servers = placement.get("servers")
+    if type(servers) is not list or len(servers) != num_shards:
+        raise ProtocolError("a job names one server a shard")
+    for server in servers:
+        _check(server)
+    return servers
 
 
 def _check(server: Any) -> None:

@@ -11,12 +11,12 @@ import numpy as np
 
 from zmqps.core.protocol.encoding import RAW
 from zmqps.core.protocol.events import COORDINATOR, Action, Log, Send
-from zmqps.core.protocol.messages import Followed, Moved
+from zmqps.core.protocol.messages import Followed, View
 from zmqps.core.worker.host import listen
 from zmqps.core.worker.operations import Attached, Exchange, Operation
 from zmqps.core.worker.session import SessionKernel
 from zmqps.core.worker.transfer import AnyTransfer, Cargo, PushTransfer, Source
-from zmqps.errors import JobEndedError, JobError, PeerLostError, PSError, StaleEpochError
+from zmqps.errors import JobEndedError, JobError, PeerLostError, ProtocolError, PSError, StaleEpochError
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -24,7 +24,7 @@ class ReplayGradients(Operation):
     """Resend a part of a step's gradients, as the session's own operation: until it is there, or the step is over."""
 
     shard: int
-    revision: int
+    revision: int  # of the view that it is done for
 
     title = "bringing gradients again"
 
@@ -42,7 +42,6 @@ class ShardMoves:
         self._links = session.links
         self._pace = session.transfers.pace
         self._kept: list[PushTransfer] = []  # complete pushes of steps that may be open
-        self._revisions: dict[int, int] = {}  # the newest revision received, by shard
         self._bringing: dict[int, set[ReplayGradients]] = {}  # by shard
 
     def attached(self, attached: Attached, placement: Mapping[str, Any]) -> None:
@@ -61,7 +60,6 @@ class ShardMoves:
 
     def recut(self) -> None:
         """The job is divided into other shards, which have not moved yet and have all earlier steps."""
-        self._revisions.clear()
         self._kept.clear()
         self._bringing.clear()
 
@@ -95,25 +93,24 @@ class ShardMoves:
 
     # --- moves ---------------------------------------------------------------------------------
 
-    def follow(self, message: Moved, now: float) -> list[Action]:
+    def take(self, message: View, now: float) -> list[Action]:
         """A shard has another server, or will have."""
-        if message.epoch != self._session.epoch or message.shard >= len(self._links.by_shard):
-            return []
-        shard, link = message.shard, self._links.by_shard[message.shard]
-        if message.revision < self._revisions.get(shard, 0):
-            return []
-        self._revisions[shard] = message.revision
-        if not message.server:
+        if len(message.shards) > 1:
+            raise ProtocolError("shards move one by one")
+        shard, link = message.shards[0], self._links.by_shard[message.shards[0]]
+        if not message.placement:
             link.promise()
             return [Log("warning", f"{link.server.title} was lost; its backup takes over")]
-        if message.server.get("epoch") == link.server.epoch and not link.server.promised:
-            return self._followed(shard)  # repeated, or the job came with it
-        actions = self._links.move(shard, message.server, now)
+        server = message.placement["servers"][0]
+        if server["epoch"] == link.server.epoch and not link.server.promised:
+            return self._followed(shard, message.revision)  # repeated, or the job came with it
+        actions = self._links.move(shard, server, now)
         again = self._again(shard, message.revision)
         self._bringing[shard] = {bring for bring, _ in again}
         for ended in [o for o in self._session.operations if isinstance(o, ReplayGradients) and o.shard == shard]:
             actions += self._session.resolve(ended, None)  # in flight to the shard's earlier server
-        actions += [Log("warning", f"shard {shard} is on {link.server.title} now"), *self._followed(shard)]
+        actions += [Log("warning", f"shard {shard} is on {link.server.title} now")]
+        actions += self._followed(shard, message.revision)
         for bring, push in again:
             bring.transfer, bring.started_at = push, now
             self._session.operations[bring] = None
@@ -150,13 +147,15 @@ class ShardMoves:
             self._links.by_shard[bring.shard].promise()  # repeated, it starts again
             return []
         bringing.discard(bring)
-        return self._followed(bring.shard)
+        return self._followed(bring.shard, bring.revision)
 
-    def _followed(self, shard: int) -> list[Action]:
+    def _followed(self, shard: int, revision: int) -> list[Action]:
+        for bring in self._bringing.get(shard, ()):
+            bring.revision = revision
         if self._bringing.get(shard):
             return []
         self._bringing.pop(shard, None)
-        return [Send(COORDINATOR, Followed(self._session.epoch, self._revisions.get(shard, 0), 0))]
+        return [Send(COORDINATOR, Followed(self._session.epoch, revision, 0))]
 
 
 def _like(push: PushTransfer, cargoes: tuple[tuple[Cargo, ...], ...], source: Source) -> PushTransfer:

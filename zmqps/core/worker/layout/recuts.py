@@ -1,4 +1,4 @@
-"""Shards that are divided again: the worker plans its transfers again, for the new shards."""
+"""Where the shards of a job are: the coordinator's messages about it, and new plans once they are divided again."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from zmqps.core.job.recut import Lookup
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.encoding import RAW, decompress, named
 from zmqps.core.protocol.events import COORDINATOR, Action, Log, Notify, Send
-from zmqps.core.protocol.messages import Followed, Recut
+from zmqps.core.protocol.messages import ChangeKind, Followed, View
 from zmqps.core.protocol.terms import are_values
 from zmqps.core.worker.connections.link import Link
+from zmqps.core.worker.connections.links import servers_of
 from zmqps.core.worker.host import listen
 from zmqps.core.worker.layout.moves import ShardMoves
 from zmqps.core.worker.layout.rollbacks import Rollbacks
@@ -31,54 +32,69 @@ Plan = tuple[tuple[Cargo, ...], ...]
 
 
 class SessionRecuts:
-    """What one session does when shards are divided again."""
+    """Takes the coordinator's views of where shards are, and plans again when they are divided again."""
 
     def __init__(self, session: SessionKernel, moves: ShardMoves, rollbacks: Rollbacks) -> None:
         self._session = session
         self._links = session.links
         self._moves = moves
         self._rollbacks = rollbacks
-        self._revision = 0  # of the last division
+        self._cut = 0  # revision of the last division: a lower one is of shards that are gone
+        self._revisions: dict[tuple[ChangeKind, int], int] = {}  # by change and shard: the newest
         self._plans: dict[frozenset[int], Plan] = {}
 
     def attached(self, attached: Attached, placement: Mapping[str, Any]) -> None:
         """The job has changed."""
         revision = placement.get("cut", 0)
-        self._revision = revision if type(revision) is int else 0
+        self._cut = revision if type(revision) is int else 0
+        self._revisions.clear()
         listen(self._session.transfers.hooks.starting, self.adapt, wanted=False)
         self._plans.clear()
 
     # --- messages of the coordinator -----------------------------------------------------------
 
-    def take(self, message: Recut, now: float) -> list[Action]:
+    def take(self, message: View, now: float) -> list[Action]:
+        """Shards are elsewhere, or will be: pass it on, unless it is out of date."""
+        attached, change, shards = self._session.attached, message.change, message.shards
+        if attached is None or message.epoch != attached.epoch or message.revision < self._cut:
+            return []
+        if change is ChangeKind.CUT:
+            actions = self._cut_anew(attached, message, now) if message.revision > self._cut else []
+            return [Send(COORDINATOR, Followed(message.epoch, message.revision, 0)), *actions]
+        if not shards or max(shards) >= len(self._links.by_shard):
+            return []
+        if any(message.revision < self._revisions.get((change, shard), 0) for shard in shards):
+            return []
+        if message.placement:
+            servers_of(message.placement, len(shards))
+        self._revisions |= {(change, shard): message.revision for shard in shards}
+        return (self._moves if change is ChangeKind.MOVED else self._rollbacks).take(message, now)
+
+    def _cut_anew(self, attached: Attached, message: View, now: float) -> list[Action]:
         """Use the new shards, and restart pending operations.
 
         None of them is a push: workers have none when shards are divided. One that resumed by itself since was refused.
         """
-        session, attached = self._session, self._session.attached
-        if attached is None or message.epoch != attached.epoch or message.revision < self._revision:
-            return []
-        confirmed = Send(COORDINATOR, Followed(message.epoch, message.revision, 0))
-        if message.revision == self._revision:
-            return [confirmed]
+        session = self._session
         placement = Placement.from_wire(KeySpace.of(attached.job), message.placement)
         before = self._links.by_shard
         recalled = session.transfers.take_back_ahead(now)
         actions = self._links.connect(placement, message.placement, now)
-        self._revision = message.revision
         listen(session.transfers.hooks.starting, self.adapt)  # transfers may be planned for other shards from now on
+        self._cut = message.revision
+        self._revisions.clear()
         self._plans.clear()
         _inherit(before, attached.placement, self._links.by_shard, placement)
         session.attached = replace(attached, placement=placement)
         for transfer in list(session.transfers.under_way):
             self._begin_anew(transfer)
         self._moves.recut()
-        self._rollbacks.recut(message.revision)
+        self._rollbacks.recut()
         for link in self._links.by_shard:
             actions += link.pump(now)
         text = f"the job has {placement.num_shards} shards now, instead of {len(before)}"
         actions += session.transfers.unpause(now)
-        return [Log("info", text), Notify(session.attached), confirmed, *recalled, *actions]
+        return [Log("info", text), Notify(session.attached), *recalled, *actions]
 
     def _begin_anew(self, transfer: AnyTransfer) -> None:
         transfer.remaining = 0

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from zmqps.core.protocol.events import COORDINATOR, Action, Log, Notify, Peer, Send
-from zmqps.core.protocol.messages import Followed, GoBack, Recalled
+from zmqps.core.protocol.messages import Followed, Recalled, View
 from zmqps.core.worker.connections.link import Link
 from zmqps.core.worker.host import listen
 from zmqps.core.worker.layout.moves import ShardMoves
@@ -49,6 +49,16 @@ class Rollback:
     path: str
 
 
+@dataclass(slots=True, eq=False)
+class Rewound:
+    """Shards that have gone back together, and what that has cost."""
+
+    message: View
+    restored: Restored
+    awaited: set[int] = field(default_factory=set)  # shards whose new servers have not said what they know
+    lost: int = 0  # pushes, as far as it is known; or steps
+
+
 class Rollbacks:
     """What one session does when shards go back."""
 
@@ -60,10 +70,7 @@ class Rollbacks:
         self._pace = session.transfers.pace
         self._moves = moves
         self._sent: defaultdict[int, Sent] = defaultdict(Sent)  # by shard
-        self._revisions: dict[int, int] = {}  # by shard: the newest message about it
-        self._awaited: dict[int, GoBack] = {}  # by shard: its new server has yet to report our pushes
-        self._lost: dict[int, int] = {}  # by revision: lost pushes, as far as known
-        self._floor = 0  # messages up to this revision are of retired shards
+        self._rewound: dict[int, Rewound] = {}  # by shard: how it has gone back last
         self._is_told = True  # the addresses of our servers came together with the clock
 
     def attached(self, attached: Attached, placement: Mapping[str, Any]) -> None:
@@ -72,18 +79,16 @@ class Rollbacks:
         listen(commons.sending, self._sending, wanted=counts)
         listen(commons.voiding, self._voiding, wanted=counts)
         listen(commons.moving, self._moving, wanted=counts)
-        self._floor, self._is_told = 0, True
+        self._is_told = True
         self._clear()
 
-    def recut(self, revision: int) -> None:
-        """The job is divided into other shards, from a revision on."""
-        self._floor, self._is_told = revision, False
+    def recut(self) -> None:
+        """The job is divided into other shards."""
+        self._is_told = False
         self._clear()
 
     def _clear(self) -> None:
-        self._revisions.clear()
-        self._awaited.clear()
-        self._lost.clear()
+        self._rewound.clear()
         self._sent.clear()
 
     # --- sent pushes ---------------------------------------------------------------------------
@@ -104,54 +109,53 @@ class Rollbacks:
 
     # --- messages of the coordinator -----------------------------------------------------------
 
-    def take(self, message: GoBack, now: float) -> list[Action]:
+    def take(self, message: View, now: float) -> list[Action]:
         """Shards go back, or have."""
-        shards, links = list(message.shards), self._session.links.by_shard
-        if message.epoch != self._session.epoch or not shards or max(shards) >= len(links):
-            return []
-        if message.revision <= self._floor or any(message.revision < self._revisions.get(shard, 0) for shard in shards):
-            return []
-        if not message.servers:
+        shards, links = message.shards, self._session.links.by_shard
+        if not message.placement:
             path = printable(str(message.restored.get("path", "")))
             for shard in shards:
-                self._revisions[shard] = message.revision
                 links[shard].promise(f"its shard goes back to the checkpoint {path}")
             titles = ", ".join(dict.fromkeys(links[shard].server.title for shard in shards))
             return [Log("warning", f"the job goes back to the checkpoint {path}, for its shards on {titles}")]
-        rows, restored = message.servers.get("rows"), Restored.from_wire(message.restored)
-        if type(rows) is not list or len(rows) != len(shards) or restored is None:
-            raise ProtocolError("shards that have gone back have a server each, and a checkpoint")
-        begun = self._is_told or all(message.revision == self._revisions.get(shard) for shard in shards)
-        if begun and all(
-            row.get("epoch") == links[shard].server.epoch for shard, row in zip(shards, rows, strict=True)
-        ):
-            awaited = any(self._awaited.get(shard) == message for shard in shards)
-            return [] if awaited else self._confirm(message, self._lost.get(message.revision, 0))  # repeated
-        self._revisions |= dict.fromkeys(shards, message.revision)
-        self._lost = {revision: lost for revision, lost in self._lost.items() if revision in self._revisions.values()}
+        restored, its = Restored.from_wire(message.restored), self._rewound.get(shards[0])
+        if restored is None:
+            raise ProtocolError("shards that have gone back have a checkpoint")
+        if its is None or its.message.revision != message.revision:
+            its = Rewound(message, restored)
+        begun, servers = self._rewound.get(shards[0]) is its, message.placement["servers"]
+        there = all(row["epoch"] == links[shard].server.epoch for shard, row in zip(shards, servers, strict=True))
+        if there and (begun or self._is_told):  # repeated, or the job came with it
+            return [] if its.awaited else self._confirm(its)
+        its.message = message
+        for shard in shards:
+            if (before := self._rewound.get(shard)) is not None:
+                before.awaited.discard(shard)
+        self._rewound |= dict.fromkeys(shards, its)
         if self._pace.mode == "sync":
-            return self._all(message, rows, restored, now)
-        actions: list[Action] = []
-        for shard, row in zip(shards, rows, strict=True):
-            actions += self._session.links.move(shard, row, now)
-            self._awaited[shard] = message
-        return actions
+            return self._all(its, now)
+        its.awaited = set(shards)
+        return self._move(message, now)
 
-    def _confirm(self, message: GoBack, lost: int) -> list[Action]:
-        return [Send(COORDINATOR, Followed(self._session.epoch, message.revision, lost))]
+    def _move(self, message: View, now: float) -> list[Action]:
+        moves = zip(message.shards, message.placement["servers"], strict=True)
+        return [action for shard, row in moves for action in self._session.links.move(shard, row, now)]
 
-    def _done(self, message: GoBack, restored: Restored, lost: int) -> list[Action]:
+    def _confirm(self, its: Rewound) -> list[Action]:
+        return [Send(COORDINATOR, Followed(self._session.epoch, its.message.revision, its.lost))]
+
+    def _done(self, its: Rewound) -> list[Action]:
         """Inform the user, and the coordinator."""
-        self._lost[message.revision] = lost
+        message, restored, lost = its.message, its.restored, its.lost
         event = Rollback(
-            version=message.version, shards=tuple(message.shards), lost=lost, state=restored.state, path=restored.path
+            version=restored.version, shards=tuple(message.shards), lost=lost, state=restored.state, path=restored.path
         )
         what = counted(lost, "step") if self._pace.mode == "sync" else _pushes(lost)
         which = ", ".join(map(str, message.shards))
         text = (
-            f"shard{'s' * (len(message.shards) > 1)} {which} went back to version {message.version} of {restored.path}"
+            f"shard{'s' * (len(message.shards) > 1)} {which} went back to version {restored.version} of {restored.path}"
         )
-        return [Log("warning", f"{text}: {what} lost"), Notify(event), *self._confirm(message, lost)]
+        return [Log("warning", f"{text}: {what} lost"), Notify(event), *self._confirm(its)]
 
     # --- if each push is applied on arrival ----------------------------------------------------
 
@@ -159,20 +163,21 @@ class Rollbacks:
         """A server reports which of our pushes it has."""
         actions: list[Action] = []
         for link in links:
-            if link.server.epoch != message.epoch or (told := self._awaited.pop(link.shard, None)) is None:
+            its = self._rewound.get(link.shard)
+            if link.server.epoch != message.epoch or its is None or link.shard not in its.awaited:
                 continue
-            lost = self._lost.get(told.revision, 0) + self._sent[link.shard].lose(message.floor, message.applied)
-            self._lost[told.revision] = lost
-            restored = Restored.from_wire(told.restored)
-            if restored is not None and told not in self._awaited.values():
-                actions += self._done(told, restored, lost)
+            its.awaited.discard(link.shard)
+            its.lost += self._sent[link.shard].lose(message.floor, message.applied)
+            if not its.awaited:
+                actions += self._done(its)
         return actions
 
     # --- if a step is one for all --------------------------------------------------------------
 
-    def _all(self, message: GoBack, rows: list[Any], restored: Restored, now: float) -> list[Action]:
+    def _all(self, its: Rewound, now: float) -> list[Action]:
         """Everything goes back: nothing begun before counts."""
         host, pace, transfers = self._session, self._pace, self._session.transfers
+        version, its.lost = its.restored.version, its.message.lost
         listen(transfers.hooks.dropping, self.drops)
         listen(transfers.hooks.starting, self._reads)
         recalled = transfers.take_back_ahead(now)
@@ -206,22 +211,21 @@ class Rollbacks:
         for operation in ends:
             actions += host.resolve(operation, None)
         for operation in reads:
-            if not operation.done and (version := self._gone(operation, message.version)) is not None:
-                error = VersionError(version=version, oldest=message.version, newest=message.version)
+            if not operation.done and (gone := self._gone(operation, version)) is not None:
+                error = VersionError(version=gone, oldest=version, newest=version)
                 actions += host.resolve(operation, error)
         if pace.brought or pace.arrive is not None or complete:
             transfers.counts["dropped"] += 1
         if pace.arrive is not None:
             host.questions.answered(pace.arrive.request)
-        pace.go_back(message.version)
+        pace.go_back(version)
         self.stale_values, self.has_stale_range = not complete, self.has_range and not complete
         self._moves.go_back()
-        for shard, row in zip(message.shards, rows, strict=True):
-            actions += host.links.move(shard, row, now)
+        actions += self._move(its.message, now)
         pulls = [transfer for transfer, _ in under_way if isinstance(transfer, PullTransfer) and not transfer.done]
         for pull in pulls:
             self._again(pull)
-        return [*recalled, *self._done(message, restored, message.lost), *actions]
+        return [*recalled, *self._done(its), *actions]
 
     def _gone(self, operation: Operation, version: int) -> int | None:
         """Return the version that an operation reads if it is lost, and will not exist before we proceed."""
