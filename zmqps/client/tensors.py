@@ -19,7 +19,7 @@ from zmqps.core.protocol.arrays import Array
 from zmqps.errors import ConfigurationError, DtypeError, ShapeError
 from zmqps.gpu.handover import Handover, Remote
 from zmqps.optim import all_finite
-from zmqps.optim.kernels import finite_loop
+from zmqps.optim.kernels import copy_loop, finite_loop
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -372,6 +372,41 @@ def are_finite(arrays: Sequence[Array]) -> bool:
     middle = len(blocks) // 2
     other = helper().submit(_look, blocks[middle:])
     return _look(blocks[:middle]) and other.result()
+
+
+def copy_finite(pairs: Sequence[tuple[Array, Array]]) -> bool:
+    """Copy arrays to others; return whether no element is NaN or infinite. Two threads copy.
+
+    Parameters
+    ----------
+    pairs
+        Target and source: flat, contiguous, of one dtype, float32 or float64.
+    """
+    blocks = [
+        (target[start : start + size], source[start : start + size])
+        for target, source in pairs
+        for size in (BLOCK_NBYTES // source.itemsize,)
+        for start in range(0, source.size, size)
+    ]
+    if NUM_THREADS == 1:
+        return _copy(blocks)
+    half, middle = sum(target.nbytes for target, _ in blocks) // 2, 0
+    while half > 0:
+        half -= blocks[middle][0].nbytes
+        middle += 1
+    other = helper().submit(_copy, blocks[middle:])
+    try:
+        found = _copy(blocks[:middle])
+    finally:
+        others = other.result()  # after an error, too, nothing may be written any more
+    return found and others
+
+
+def _copy(blocks: Sequence[tuple[Array, Array]]) -> bool:
+    found = True
+    for target, source in blocks:
+        found = copy_loop(source.dtype)(target, source) and found
+    return found
 
 
 def warm_up() -> None:
