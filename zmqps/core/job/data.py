@@ -1,4 +1,4 @@
-"""A data set as its workers name it: how many examples, in ranges of how many, how often; and one of its ranges."""
+"""A data set as its workers describe it: examples, range size, passes; and one of its ranges."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ Number = tuple[int, int]  # pass, and number of the range in it
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSpec:
-    """What must be equal on all workers that share a data set.
+    """The description that all workers of a data set must share.
 
     Parameters
     ----------
     name
         Of the data set in this job.
     num_examples, range_size
-        How many there are, and how many make a range; the last one of a pass may be smaller.
+        The number of examples, and of those in a range; the last one of a pass may be smaller.
     passes
         How often every example is used.
     shuffle_seed
-        Of the order of each pass; None: as they are.
+        Of the order of each pass; None: unshuffled.
     """
 
     name: str
@@ -50,7 +50,7 @@ class DataSpec:
 
     @classmethod
     def of(cls, message: Take) -> DataSpec:
-        """Return what a request is about."""
+        """Return the data set of a request."""
         seed = message.shuffle[0] if message.shuffle else None
         return cls(
             name=message.name,
@@ -67,7 +67,7 @@ class DataSpec:
 
     @property
     def num_ranges(self) -> int:
-        """How many ranges make a pass."""
+        """The number of ranges in a pass."""
         return -(-self.num_examples // self.range_size)
 
     def check_same(self, ours: DataSpec, owner: str) -> None:
@@ -115,7 +115,7 @@ class DataRange:
 
     @classmethod
     def of(cls, data: DataSpec, message: Range) -> DataRange | None:
-        """Return what the coordinator has handed out; None if there is no more."""
+        """Return the range that the coordinator has handed out; None if there is no more."""
         if message.start >= message.stop:
             return None
         return cls(

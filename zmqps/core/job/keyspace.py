@@ -1,12 +1,11 @@
 """The flat key space of a job, its placement over shards, and the slices messages carry.
 
-All parameters of one storage dtype lie one after the other in a *table*, a flat array of
-elements ``[0, N)``; buffers, which are not trained, lie in tables of their own. A *sparse* table has
-buckets instead of elements, to which rows belong by a hash of their ids. S+1 *cuts* a table
-give each of S shards a key range of it. A shard's ranges are divided into *slices* of
-``slice_nbytes`` (the last of a range is shorter), numbered over its tables. A message addresses a
-slice, or ranges inside one, so what crosses the network and what one update kernel sees is a
-contiguous 4 MiB, whatever the tensors are.
+All parameters of one storage dtype are stored one after the other in a *table*, a flat array of elements ``[0, N)``;
+buffers, which are not trained, are in separate tables. A *sparse* table has buckets instead of elements, to which rows
+belong by a hash of their ids. S+1 *cuts* per table give each of S shards a key range of it. A shard's ranges are
+divided into *slices* of ``slice_nbytes`` (the last of a range is shorter), numbered over its tables. A message
+addresses a slice, or ranges inside one, so messages and update kernels work on contiguous 4 MiB, whatever the tensors
+are.
 """
 
 from __future__ import annotations
@@ -25,21 +24,21 @@ from zmqps.core.job.spec import JobSpec, Parameter
 from zmqps.core.job.tables import NUM_BUCKETS, TableSpec
 from zmqps.errors import LimitError, ProtocolError
 
-#: Measured from 1 to 8 MiB on one host: halving it costs a tenth more processor time a step, doubling
-#: it saves little and holds replies back; far below the 32 MiB where malloc faults every buffer anew.
+#: Measured from 1 to 8 MiB on one host: halving it costs a tenth more processor time per step, doubling it saves little
+#: and delays replies; far below the 32 MiB where malloc faults in every buffer again.
 SLICE_NBYTES = 4 << 20
-#: A parameter smaller than this stays on one shard: its share of a balance of 1% is nil, and a
-#: tensor on one shard is one view less on every message.
+#: A smaller parameter stays on one shard: its share of a balance of 1% is nil, and a tensor on one shard is one view
+#: less in every message.
 SPLIT_NBYTES = 64 << 10
-#: Cuts inside a large parameter fall between rows of its first dimension, so that every shard holds blocks that others
-#: can read from a checkpoint; where rows are larger than this part of a shard, between rows of the next dimension.
+#: Cuts inside a large parameter fall between rows of its first dimension, so that every shard has blocks that others
+#: can read from a checkpoint; if rows are larger than this part of a shard, between rows of the next dimension.
 CUT_SHARE = 1 / 128
 #: Of the values of sparse tables.
 ROW_DTYPE: np.dtype[Any] = np.dtype("<f4")
-#: Of all shards together: as many as `zmqps.core.job.spec.MAX_NBYTES` of the usual size. Servers, workers and
-#: checkpoints keep something of each slice.
+#: Of all shards together: enough for `zmqps.core.job.spec.MAX_NBYTES` at the usual size. Servers, workers and
+#: checkpoints have state for each slice.
 MAX_SLICES = 1 << 24
-#: Cuts inside a row fall on cache lines, so that arenas copy and vectorise aligned.
+#: Cuts inside a row are aligned to cache lines, so that arenas copy and vectorise aligned.
 CUT_ALIGNMENT_NBYTES = 64
 
 
@@ -60,7 +59,7 @@ class Table:
 
     @property
     def itemsize(self) -> int:
-        """Bytes of an element; 0 of a bucket, of which nobody knows how many rows it will have."""
+        """Bytes of an element; 0 of a bucket, whose number of rows is unknown."""
         return 0 if self.rows is not None else self.dtype.itemsize
 
     @property
@@ -70,7 +69,7 @@ class Table:
 
     @cached_property
     def num_filled(self) -> tuple[int, ...]:
-        """How many of the parameters before each have elements."""
+        """The number of parameters before each that have elements."""
         return tuple(accumulate((start < stop for start, stop in pairwise(self.offsets)), initial=0))
 
     def within(self, start: int, stop: int) -> tuple[int, int, int]:
@@ -82,7 +81,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Segment:
-    """The part of one parameter that lies in one slice."""
+    """The part of one parameter in one slice."""
 
     parameter: int  # index into the job's parameters
     start: int  # first element within the flattened parameter
@@ -92,7 +91,7 @@ class Segment:
 
 @dataclass(frozen=True, kw_only=True)
 class Slice:
-    """A contiguous stretch of a table on one shard: what one message carries; of a sparse table, its buckets there."""
+    """A contiguous stretch of a table on one shard, as in one message; of a sparse table, its buckets there."""
 
     shard: int
     index: int  # number within the shard
@@ -109,7 +108,7 @@ class Slice:
 
 
 class KeySpace:
-    """Where each parameter lies in the flat tables.
+    """The place of each parameter in the flat tables.
 
     Parameters
     ----------
@@ -141,13 +140,13 @@ class KeySpace:
         return cls(job.parameters, job.tables)
 
     def prepared(self) -> KeySpace:
-        """Return this one, with all that is computed from each parameter."""
+        """Return this key space, with everything that is computed from each parameter."""
         _ = self.largest, [table.num_filled for table in self.dense]
         return self
 
     @cached_property
     def largest(self) -> Parameter | None:
-        """The parameter of most bytes; None: all that there is are tables."""
+        """The parameter with the most bytes; None: there are only tables."""
         return max(self.parameters, key=lambda p: p.size * p.storage_dtype.itemsize, default=None)
 
     @property
@@ -171,14 +170,14 @@ class KeySpace:
 
 @dataclass(frozen=True)
 class Placement:
-    """Which shard holds which key range; a deterministic function of the job and the shard count.
+    """The key ranges of all shards; a deterministic function of the job and the shard count.
 
     Parameters
     ----------
     keyspace
         The flat key space.
     cuts
-        A tuple a table of S+1 ascending element indices, from 0 to the table's size.
+        For each table a tuple of S+1 ascending element indices, from 0 to the table's size.
     slice_nbytes
         Size of a slice in bytes.
     """
@@ -191,8 +190,8 @@ class Placement:
     def balance(cls, keyspace: KeySpace, num_shards: int, slice_nbytes: int = SLICE_NBYTES) -> Placement:
         """Place a key space on shards, balanced by bytes.
 
-        Each table is cut at the S-quantiles of its bytes; a cut that falls inside a parameter of
-        less than `SPLIT_NBYTES` moves to that parameter's nearer end, one inside a larger one to the nearest row.
+        Each table is cut at the S-quantiles of its bytes; a cut inside a parameter of less than `SPLIT_NBYTES` moves to
+        that parameter's nearer end, one inside a larger one to the nearest row.
 
         Raises
         ------
@@ -223,7 +222,7 @@ class Placement:
 
     @cached_property
     def row_slices(self) -> tuple[tuple[Slice, ...], ...]:
-        """The buckets that every shard has of the sparse tables; they are numbered after its other slices."""
+        """The buckets of the sparse tables on every shard; they are numbered after its other slices."""
         return tuple(tuple(self._row_slices(shard)) for shard in range(self.num_shards))
 
     def num_slices(self, shard: int) -> int:
@@ -245,20 +244,20 @@ class Placement:
         )
 
     def check_slices(self) -> None:
-        """Raise `LimitError` where there are more slices than anybody makes."""
+        """Raise `LimitError` if there are more slices than allowed."""
         number = sum(map(self.num_dense_slices, range(self.num_shards)))
         if number > MAX_SLICES:
             raise LimitError(what="number of slices of a job", got=number, limit=MAX_SLICES)
 
     def _stretches(self, shard: int, *, sparse: bool = False) -> Iterator[tuple[Table, int, int]]:
-        """Yield what a shard has of each table of parameters, or of rows."""
+        """Yield a shard's part of each table of parameters, or of rows."""
         first = self.keyspace.num_dense
         tables, cuts = self.keyspace.tables, self.cuts
         numbers = range(first, len(tables)) if sparse else range(first)
         return ((tables[number], cuts[number][shard], cuts[number][shard + 1]) for number in numbers)
 
     def _step(self, table: Table) -> int:
-        """Return how many elements of a table make a slice."""
+        """Return how many elements of a table are in a slice."""
         return max(1, self.slice_nbytes // table.dtype.itemsize)
 
     def _row_slices(self, shard: int) -> Iterator[Slice]:
@@ -288,15 +287,15 @@ class Placement:
         return sum((cuts[shard + 1] - cuts[shard]) * table.itemsize for table, cuts in tables)
 
     def buckets(self, shard: int) -> int:
-        """Return how many buckets of the sparse tables a shard has, of `NUM_BUCKETS` each."""
+        """Return the number of buckets of the sparse tables on a shard, of `NUM_BUCKETS` each."""
         return sum(stop - start for _, start, stop in self._stretches(shard, sparse=True))
 
     def weight(self, shard: int) -> int:
-        """Bytes of values and the number of buckets, to compare shards by: nobody knows how many rows there will be."""
+        """Bytes of values and the number of buckets, to compare shards by: the future number of rows is unknown."""
         return self.nbytes(shard) + self.buckets(shard)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return one row a shard for a table of the placement: bytes, share, slices, first and last parameter."""
+        """Return one row per shard for a table of the placement: bytes, share, slices, first and last parameter."""
         total, parameters = self.keyspace.nbytes, self.keyspace.parameters
         rows = []
         for shard in range(self.num_shards):
@@ -316,7 +315,7 @@ class Placement:
         return rows
 
     def to_wire(self) -> dict[str, Any]:
-        """Return the map that travels in `Job` and `Assign`; cuts travel, so a peer need not know how they are made."""
+        """Return the map in `Job` and `Assign`; it includes the cuts, so a peer need not know how they are made."""
         return {"cuts": [list(cuts) for cuts in self.cuts], "slice_nbytes": self.slice_nbytes}
 
     @classmethod
@@ -346,12 +345,12 @@ class Placement:
 
 
 def _kind(parameter: Parameter) -> tuple[np.dtype[Any], bool]:
-    """Return what those of one table have in common."""
+    """Return the common part of the slices of one table."""
     return parameter.storage_dtype, parameter.buffer
 
 
 def _cut(keyspace: KeySpace, table: Table, shard: int, num_shards: int) -> int:
-    """Return where a table is cut before a shard: near its share of the bytes, and in no awkward place."""
+    """Return a table's cut before a shard: near its share of the bytes, and at an allowed place."""
     ideal = shard * table.size // num_shards
     i = bisect_right(table.offsets, ideal) - 1
     if i >= len(table.parameters):

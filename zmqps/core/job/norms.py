@@ -1,4 +1,4 @@
-"""The norm of a gradient in many pieces, and what it is scaled with where that is too large."""
+"""The norm of a gradient in many pieces, and the scale that limits it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-#: No sum of squares is larger, so that it can travel.
+#: The largest sum of squares in a message.
 LARGEST = float(np.finfo(np.float64).max)
-#: Elements whose products are added up in the array's own precision: few enough that nothing is lost.
+#: Elements whose products are summed in the array's own precision: few enough to lose nothing.
 BLOCK_SIZE = 1 << 14
-#: As `torch.nn.utils.clip_grad_norm_` has it: so that no gradient of zeros is divided by zero.
+#: As in `torch.nn.utils.clip_grad_norm_`: avoids a division by zero.
 EPSILON = 1e-6
 
 
@@ -31,5 +31,5 @@ def squares(array: Any) -> float:
 
 
 def scale_to(clip_norm: float, total: float) -> float:
-    """Return what gradients are multiplied with, whose squares have this sum, so that their norm is not larger."""
+    """Return the factor that limits the norm of gradients with this sum of squares."""
     return min(1.0, clip_norm / (math.sqrt(total) + EPSILON))

@@ -1,7 +1,7 @@
-"""How a job's shards are cut anew: into pieces that belong to one shard before and to one after, and back together.
+"""How a job's shards are divided again: into pieces that belong to one old and one new shard, then back together.
 
-Servers that come get their part in three steps: shards are cut into pieces where they lie, pieces move, and those of
-one shard, which are on one server by then, are put together there. So nothing but moves needs the network.
+New servers get their part in three steps: shards are divided into pieces in place, pieces move, and the pieces of one
+new shard, which are on one server by then, are joined there. So only the moves need the network.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ Bounds = tuple[tuple[int, int], ...]
 
 
 def bounds_of(placement: Placement, shard: int) -> Bounds:
-    """Return what a shard has of each table."""
+    """Return a shard's part of each table."""
     return tuple((cuts[shard], cuts[shard + 1]) for cuts in placement.cuts)
 
 
 def overlaps(one: Bounds, other: Bounds) -> bool:
-    """Whether two shards have an element in common."""
+    """Whether two shards have a common element."""
     return any(max(a, c) < min(b, d) for (a, b), (c, d) in zip(one, other, strict=True))
 
 
 def parents(before: Placement, after: Placement, shard: int) -> tuple[int, ...]:
-    """Return the shards before of which a shard after has elements."""
+    """Return the old shards with elements of a new one."""
     mine = bounds_of(after, shard)
     return tuple(number for number in range(before.num_shards) if overlaps(bounds_of(before, number), mine))
 
 
 def owners(pieces: Placement, after: Placement) -> tuple[int | None, ...] | None:
-    """Return of each piece the shard after that it belongs to, None of one without elements.
+    """Return the new shard of each piece, None for one without elements.
 
     None for all: some piece belongs to several.
     """
@@ -50,13 +50,13 @@ def owners(pieces: Placement, after: Placement) -> tuple[int | None, ...] | None
 
 
 def pieces_of(before: Placement, after: Placement) -> Placement:
-    """Return the coarsest placement whose shards belong to one shard before and to one after, each; in this order."""
+    """Return the coarsest placement whose shards each belong to one old and one new shard; in this order."""
     pairs = [(one, other) for one in range(before.num_shards) for other in parents(after, before, one)]
-    if not pairs:  # a job of nothing
+    if not pairs:  # an empty job
         return after
     cuts = []
     for table, (first, second) in enumerate(zip(before.cuts, after.cuts, strict=True)):
-        # a piece without elements of a table begins where the one before it ends
+        # a piece without elements of a table begins where the previous one ends
         row = [min(max(first[one], second[other]), first[one + 1]) for one, other in pairs]
         cuts.append((*_ascending([0, *row[1:]]), before.keyspace.tables[table].size))
     return Placement(before.keyspace, tuple(cuts), before.slice_nbytes)
@@ -70,12 +70,12 @@ def _ascending(numbers: Sequence[int]) -> list[int]:
 
 
 class Lookup(Generic[T]):
-    """Finds what has elements of a slice.
+    """Finds the sources of a slice's elements.
 
     Parameters
     ----------
     slices
-        What there is, with its slices, which have no element in common.
+        The sources, with their disjoint slices.
     """
 
     def __init__(self, slices: Iterable[tuple[Slice, T]]) -> None:
@@ -87,7 +87,7 @@ class Lookup(Generic[T]):
         self._starts = {table: [slice_.start for slice_, _ in found] for table, found in self._by_table.items()}
 
     def over(self, wanted: Slice) -> Iterator[tuple[T, slice, slice]]:
-        """Yield what has elements of a slice, with where these lie in that slice, and where in its own."""
+        """Yield the sources with elements of a slice, with their places in that slice and in their own."""
         found = self._by_table.get(wanted.table, [])
         first = bisect_right(self._starts.get(wanted.table, []), wanted.start) - 1
         for place in range(max(0, first), len(found)):

@@ -1,6 +1,6 @@
-"""A permutation of a million examples without holding it: where each position goes is computed.
+"""A permutation of a million examples without storing it: each position is computed.
 
-Everybody who knows the seed can compute any part of it, so nobody has to send or store it.
+With the seed any part of it can be computed, so it need not be sent or stored.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 Words = NDArray[np.uint64]
 
-#: Luby and Rackoff need 4 rounds for a random function; more because ours is a mere mixer.
+#: Luby and Rackoff need 4 rounds for a random function; more because ours is only a mixer.
 ROUNDS = 8
 
 _MASK = (1 << 64) - 1
@@ -30,7 +30,7 @@ def mix(*words: int) -> int:
 
 
 def permuted(start: int, stop: int, size: int, seed: int, data_pass: int) -> NDArray[np.int64]:
-    """Return where positions ``[start, stop)`` of a shuffled pass over ``size`` examples lead.
+    """Return the examples at positions ``[start, stop)`` of a shuffled pass over ``size`` examples.
 
     A Feistel network permutes the numbers of 2h bits, the fewest that hold ``size``; a position that
     leaves ``[0, size)`` goes through it again until it is back (cycle walking: Black and Rogaway,
@@ -41,7 +41,7 @@ def permuted(start: int, stop: int, size: int, seed: int, data_pass: int) -> NDA
     start, stop
         Positions in the pass.
     size
-        How many examples there are.
+        The number of examples.
     seed, data_pass
         Each pair has its own permutation.
 
@@ -64,7 +64,7 @@ def _feistel(values: Words, half: int, keys: list[Any]) -> Words:
     shift, mask = np.uint64(half), np.uint64((1 << half) - 1)
     left, right = values >> shift, values & mask
     for key in keys:
-        x = (right + key) * np.uint64(0xBF58476D1CE4E5B9)  # wraps around, which is meant
+        x = (right + key) * np.uint64(0xBF58476D1CE4E5B9)  # overflow is intended
         x = (x ^ (x >> np.uint64(32))) * np.uint64(0x94D049BB133111EB)
         left, right = right, left ^ ((x ^ (x >> np.uint64(29))) & mask)
     return (left << shift) | right

@@ -15,29 +15,29 @@ from zmqps.core.protocol.encoding import check_codec
 from zmqps.core.treatments import make_treatment
 from zmqps.errors import ConfigurationError, DtypeError, JobError, JobMismatchError, ProtocolError, counted, is_short
 
-#: dtype of a parameter -> dtype its values are kept, updated and sent in. Half precision loses the
-#: small updates training lives on, so the server keeps its master copy in float32.
+#: dtype of a parameter -> dtype in which its values are stored, updated and sent. Half precision loses the small
+#: updates that training depends on, so the server keeps its master copy in float32.
 STORAGE_DTYPES = {"float16": "float32", "bfloat16": "float32", "float32": "float32", "float64": "float64"}
-#: The same of a buffer, which nothing is computed with: whole numbers and flags stay what they are.
+#: The same for a buffer, which is only stored: integers and booleans keep their dtype.
 BUFFER_DTYPES = STORAGE_DTYPES | {
     name: name for name in ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 }
 _STORAGE = {name: np.dtype(storage) for name, storage in BUFFER_DTYPES.items()}
 MAX_PARAMETERS = 200_000
-#: Of all values together, as servers keep them: as much as a thousand small hosts have.
+#: Of all values together, as stored by servers: the memory of a thousand small hosts.
 MAX_NBYTES = 1 << 46
 MAX_ELEMENTS = (1 << 48) - 1
-#: Of workers, gradients and clocks; a message carries no larger ones.
+#: Of workers, gradients and clocks; a message has no larger ones.
 MAX_COUNT = (1 << 63) - 1
-#: Of an option that differs an error shows so many parts and characters.
+#: An error shows this many parts and characters of a differing option.
 MAX_SHOWN = 4000
-#: Names stand in errors, logs and the status; real ones have tens of characters.
+#: Names are shown in errors, logs and the status; real ones have tens of characters.
 MAX_NAME_CHARS = 512
 NONFINITE_POLICIES = ("reject", "allow")
-#: What the sum of a synchronous step's gradients is divided by, for each element: whose examples.
+#: The divisor of an element's sum of gradients in a synchronous step: whose examples.
 MEANS = ("pushed", "workers")
 STRAGGLER_POLICIES = ("wait", "continue", "fail")
-#: Old versions that a job may keep readable; each is another copy of the model.
+#: Old versions that a job may keep readable; each is one more copy of the model.
 MAX_RETAIN = 16
 
 
@@ -61,23 +61,23 @@ class Parameter:
         return _STORAGE[self.dtype]
 
     def describe(self) -> str:
-        """Return, say, ``float32 (10, 4)``."""
+        """Return a text such as ``float32 (10, 4)``."""
         return f"{self.dtype} {self.shape}{', a buffer' if self.buffer else ''}"
 
     def to_wire(self) -> list[Any]:
-        """Return how it travels, and is saved."""
+        """Return the form in messages and files."""
         return [self.name, list(self.shape), self.dtype, *([1] if self.buffer else [])]
 
 
-#: What to do about a job that differs, where no more is known.
+#: The default advice about a job that differs.
 ANOTHER_NAME = "give this worker's job another name: connect(..., job=...)"
-#: What somebody may write for `JobSpec.staleness` -> what is meant.
+#: Alternative values of `JobSpec.staleness` -> their meaning.
 MODES = {"sync": 0, "synchronous": 0, "bsp": 0, "async": None, "asynchronous": None, "asp": None, "none": None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
-    """Everything that must be equal on all workers of a job.
+    """The description that all workers of a job must share.
 
     Parameters
     ----------
@@ -95,17 +95,17 @@ class JobSpec:
         Synchronous: ``wait``, ``continue`` or ``fail`` when a step's deadline passes.
     mean
         Synchronous: whether an element's mean is over the workers that ``pushed`` it, or over all ``workers`` of the
-        step, of which those that did not push it count as zeros.
+        step; then those that did not push it count as zeros.
     retain
         Synchronous: how many versions before the current one stay readable.
     push_codec, pull_codec
-        How gradients and values are encoded where a call does not say otherwise.
+        The codecs of gradients and values if a call names none.
     treatment
-        Not synchronous: what is done to stale gradients (`Treatment.to_wire`); None: nothing.
+        Not synchronous: the treatment of stale gradients (`Treatment.to_wire`); None: none.
     deterministic
-        Synchronous: refuse what would make the result depend on who comes first.
+        Synchronous: refuse anything that would make the result depend on the order of arrival.
     workers
-        How many workers the job expects; None: as many as the cluster expects of a job.
+        The expected number of workers; None: as many as the cluster expects of a job.
     tables
         Its sparse tables.
     """
@@ -178,7 +178,7 @@ class JobSpec:
             self._check_tables()
 
     def _check_nbytes(self) -> None:
-        """Raise `ConfigurationError` where the values of all parameters are more than a cluster holds."""
+        """Raise `ConfigurationError` if the values of all parameters are more than a cluster can hold."""
         sizes = [p.size * p.storage_dtype.itemsize for p in self.parameters]
         total = sum(sizes)
         object.__setattr__(self, "nbytes", total)
@@ -192,7 +192,7 @@ class JobSpec:
             )
 
     def _check_tables(self) -> None:
-        """Raise `ConfigurationError` where tables do not go together, or with the rest."""
+        """Raise `ConfigurationError` if tables conflict with each other, or with the rest."""
         if len(self.tables) > MAX_TABLES:
             raise ConfigurationError(f"a job has at most {MAX_TABLES} tables, not {len(self.tables)}")
         names = {parameter.name for parameter in self.parameters}
@@ -200,7 +200,7 @@ class JobSpec:
             if table.name in names:
                 raise ConfigurationError(f"two parameters or tables are named {table.name!r}")
             names.add(table.name)
-        for table in self.tables:  # as which rows stand beside parameters in files
+        for table in self.tables:  # in files rows are stored next to parameters under this name
             taken = {f"{table.name}.ids", f"{table.name}.values"} & names
             if taken:
                 raise ConfigurationError(
@@ -213,7 +213,7 @@ class JobSpec:
             raise ConfigurationError("gradients of tables are applied as they are: leave out treatment, or the tables")
 
     def _check_deterministic(self) -> None:
-        """Raise where the contributors of a step would depend on who comes first."""
+        """Raise if the contributors of a step would depend on the order of arrival."""
         if self.mode != "sync":
             raise ConfigurationError("deterministic training is synchronous: staleness=0")
         if self.aggregate is not None:
@@ -228,14 +228,14 @@ class JobSpec:
 
     @property
     def stays_because(self) -> str:
-        """Why its shards may not be cut anew; empty: they may."""
+        """Why its shards may not be divided again; empty: they may."""
         treatment = make_treatment(self.treatment)
         if treatment is not None and treatment.needs_read:
-            return "its treatment needs what each worker has read"  # which is known to a leader alone
+            return "its treatment needs what each worker has read"  # which only a leader knows
         return ""
 
     def check_startable(self, num_workers: int | None) -> None:
-        """Raise `ConfigurationError` unless the job can be trained by so many workers (None: whoever comes)."""
+        """Raise `ConfigurationError` unless the job can be trained by this many workers (None: any number)."""
         if self.deterministic and num_workers is None:
             raise ConfigurationError(
                 "deterministic training waits for all workers before its first step, so the job must know how "
@@ -254,18 +254,18 @@ class JobSpec:
 
     @property
     def clip_norm(self) -> float | None:
-        """What the norm of a step's mean is at most; None: it is not measured."""
+        """The limit of the norm of a step's mean; None: it is not measured."""
         limit = self.optimizer.get("clip_norm")
         return float(limit) if isinstance(limit, float | int) and limit > 0 else None
 
     @property
     def counts_steps(self) -> bool:
-        """Whether schedules take several workers' updates for one step."""
+        """Whether schedules count several workers' updates as one step."""
         return self.mode != "sync" and self.optimizer.get("count") == "steps"
 
     @property
     def num_updating(self) -> int:
-        """How many workers update each parameter in a step, each alone: all that are expected; synchronous: one."""
+        """How many separate updates of each parameter a step has: the expected workers; synchronous: one."""
         return 1 if self.mode == "sync" else self.workers or 1
 
     @property
@@ -274,7 +274,7 @@ class JobSpec:
         return "async" if self.staleness is None else "ssp" if self.staleness else "sync"
 
     def to_wire(self) -> dict[str, Any]:
-        """Return the map that travels in `Init`, `Job` and `Assign`."""
+        """Return the map in `Init`, `Job` and `Assign`."""
         return {
             "parameters": [parameter.to_wire() for parameter in self.parameters],
             "optimizer": dict(self.optimizer),
@@ -293,7 +293,7 @@ class JobSpec:
         ConfigurationError, DtypeError
             It is, but the job it describes cannot be trained.
         """
-        wire = {"mean": "pushed", "tables": [], **wire}  # which may be left out, as in checkpoints from before them
+        wire = {"mean": "pushed", "tables": [], **wire}  # optional, such as in older checkpoints
         if set(wire) != {"parameters", "optimizer", "tables", *OPTIONS}:
             known = ", ".join(("parameters", "optimizer", *OPTIONS))
             raise ProtocolError(f"a job has {known}, not {sorted(wire)[:8]}")
@@ -314,7 +314,7 @@ class JobSpec:
     def check_same(self, ours: JobSpec, owner: str, advice: str = ANOTHER_NAME) -> None:
         """Raise `JobMismatchError` unless ``ours``, a later worker's description, is this job.
 
-        The order of the parameters need not be the same; theirs, the job's, counts. ``advice``: what else to do.
+        The order of the parameters may differ; the job's order counts. ``advice``: what else to do.
         """
 
         def differ(what: str, mine: str, theirs: str) -> JobMismatchError:
@@ -336,7 +336,7 @@ class JobSpec:
                 raise differ(what, shown(getattr(ours, what)), shown(getattr(self, what)))
 
 
-#: The fields besides parameters and optimizer, and what each may be on the wire.
+#: The fields other than parameters and optimizer, and the allowed values of each on the wire.
 OPTIONS: dict[str, tuple[type, ...]] = {
     "staleness": (int, type(None)),
     "nonfinite": (str,),

@@ -1,7 +1,7 @@
-"""Sparse tables of a job: rows of float32 by 64-bit id, each made when a gradient first touches it.
+"""Sparse tables of a job: rows of float32 by 64-bit id, each created when a gradient first touches it.
 
-An id belongs to one of `NUM_BUCKETS` buckets, by a hash of it and the table's name; a shard holds a stretch of the
-buckets. So rows are spread evenly over the servers, whatever the ids are, and when servers come or go buckets move.
+An id belongs to one of `NUM_BUCKETS` buckets, by a hash of the id and the table's name; a shard has a range of the
+buckets. So rows are spread evenly over the servers, for any ids, and buckets move when servers are added or removed.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from zmqps.rows.initial import Initial
 
 MAX_DIM = 4096
 MAX_TABLES = 1024
-#: What happens to a new row where there is no room for it.
+#: What to do with a new row if there is no room for it.
 WHEN_FULL = ("refuse", "evict")
 #: What a rule's bias corrections count: the updates of each row, or those of the table.
 STEP_COUNTS = ("rows", "table")
 #: A sketch counts touches in bytes.
 MAX_ADMIT = 255
-#: Names of tables stand in errors and in names of files.
+#: Names of tables are shown in errors and in file names.
 MAX_TABLE_NAME_CHARS = 128
 
 
@@ -44,15 +44,15 @@ class TableSpec:
     optimizer
         The wire form of its optimizer.
     initial
-        The wire form of what rows begin with (`zmqps.rows.initial.Initial`).
+        The wire form of the initial values of rows (`zmqps.rows.initial.Initial`).
     capacity_nbytes
-        What all rows of the table may take, over all servers; None: what their hosts have free.
+        The most bytes of all rows of the table, over all servers; None: the free memory of their hosts.
     when_full
-        Whether new rows are refused then, or those that were changed least recently make way.
+        Whether new rows are then refused, or the rows changed least recently are evicted.
     admit
-        From which touch on a row is kept.
+        The number of touches after which a row is created.
     expire_steps, expire_s
-        After how many updates of the table, or seconds, without a gradient a row is as if it had never been.
+        The updates of the table, or seconds, without a gradient after which a row is removed.
     step_counts
         What bias corrections count.
     lazy_decay
@@ -83,7 +83,7 @@ class TableSpec:
         checks.one_of("when_full", self.when_full, WHEN_FULL)
         if self.expire_s is not None:
             plain["expire_s"] = checks.seconds("expire_seconds", self.expire_s)
-        for name, value in plain.items():  # numbers of numpy do not travel
+        for name, value in plain.items():  # numbers of numpy cannot be sent
             object.__setattr__(self, name, value)
         checks.one_of("step_counts", self.step_counts, STEP_COUNTS)
         checks.flag("lazy_decay", self.lazy_decay)
@@ -100,11 +100,11 @@ class TableSpec:
         return 4 * self.dim
 
     def nonfinite(self, ids: Array, rows: Array) -> list[str]:
-        """Return, for errors, which of some rows are not finite: say ``items[17]``."""
+        """Return, for errors, which of some rows are not finite, such as ``items[17]``."""
         return [f"{self.name}[{number}]" for number in ids[~np.isfinite(rows).all(axis=1)].tolist()]
 
     def to_wire(self) -> dict[str, Any]:
-        """Return how it travels, and is saved."""
+        """Return the form in messages and files."""
         return {name: getattr(self, name) for name in _FIELDS}
 
     @classmethod

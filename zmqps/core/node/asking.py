@@ -1,4 +1,4 @@
-"""Whoever asks the coordinator for something without joining, and asks again until it is answered."""
+"""A client that asks the coordinator without joining, and repeats its question until it is answered."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from zmqps.core.protocol.events import COORDINATOR, Action, Connect, Look, Netwo
 from zmqps.core.protocol.messages import Message
 from zmqps.errors import PSError
 
-#: Without an answer for so long, it is looked why.
+#: After this long without an answer, the reason is examined.
 LOOK_S = 0.8
 
 
 class RepeatedQuestion(ABC):
-    """A question under way, repeated ever more seldom.
+    """A pending question, repeated ever more rarely.
 
-    `error` says why what is asked for is refused, `why` in words why nobody answers.
+    `error` is the reason of a refusal, `why` says in words why there is no answer.
     """
 
     def __init__(self, endpoint: str) -> None:
         self.endpoint = endpoint
         self.error: PSError | None = None
         self.why = ""
-        self._due: float | None = None  # when to ask again; None: not any more
+        self._due: float | None = None  # when to ask again; None: no more
         self._look_due: float | None = None
         self._retry_s = FIRST_RETRY_S
 
     @property
     @abstractmethod
     def title(self) -> str:
-        """Who this is, for errors."""
+        """This client's identity, for errors."""
 
     @property
     @abstractmethod
@@ -39,11 +39,11 @@ class RepeatedQuestion(ABC):
 
     @abstractmethod
     def _next_question(self) -> Message:
-        """Return what to ask now."""
+        """Return the present question."""
 
     @abstractmethod
     def handle(self, event: NetworkEvent | Stop, now: float) -> list[Action]:
-        """Take an answer; anything else is not for us."""
+        """Process an answer; any other message is ignored."""
 
     def start(self, now: float) -> list[Action]:
         """Open the connection and ask."""

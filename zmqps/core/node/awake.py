@@ -1,45 +1,45 @@
-"""A node's own time, which stands still while the node does.
+"""A node's own time, which stops while the node is stopped.
 
-A process that is stopped, swapped out, moved to another host or hung in a write cannot hear anybody. When it goes on,
-all that it waits for seems overdue, although nobody else was late. So each look at the clock lets time go on by at most
-what the node meant to wait, and a little more. Everything a node judges by time, silence first of all, is then judged
-by the time in which it could listen.
+A process that is stopped, swapped out, moved to another host or blocked in a write cannot receive. When it continues,
+everything it waits for seems overdue, although no other node was late. So each reading of the clock advances time by at
+most what the node meant to wait, and a little more. A node's judgements, of silence above all, are then based on the
+time in which it could receive.
 """
 
 from __future__ import annotations
 
-#: A loop looks at least so often, in seconds, also where nothing happens.
+#: A loop reads the clock at least this often, in seconds, even without events.
 LOOK_S = 0.2
-#: So much later than it meant to, in seconds, a node may be: longer, and it has stood still. With `LOOK_S` this is less
-#: than the shortest heartbeat timeout that makes sense.
+#: A node that is later than this, in seconds, was stopped. With `LOOK_S` this is less than the shortest sensible
+#: heartbeat timeout.
 SLACK_S = 0.3
 
 
 class AwakeClock:
     """Turns a real clock into the seconds that a node has been awake.
 
-    It has stood still for `stood_s` seconds in all, up to the last look.
+    It was stopped for `stood_s` seconds in total, up to the last reading.
     """
 
     __slots__ = ("_seen", "stood_s")
 
     def __init__(self, real: float) -> None:
         self.stood_s = 0.0
-        #: Its time at the last look, the most that it can be before the next one, and `stood_s`: in one attribute, for
-        #: other threads ask while this one looks.
+        #: Its time at the last reading, its limit before the next one, and `stood_s`: in one attribute, because other
+        #: threads read it at the same time.
         self._seen = real, real + SLACK_S, 0.0
 
     def now(self, real: float) -> float:
         """Return the node's time; it never goes back, and any thread may ask.
 
-        Not even for a thread that read ``real`` before the node stood still, and asks here afterwards.
+        Not even for a thread that read ``real`` before the node was stopped, and asks here afterwards.
         """
         since, until, stood_s = self._seen
         now = real - stood_s
         return since if now < since else until if now > until else now
 
     def look(self, real: float, wait_s: float) -> None:
-        """The node is about to wait, for ``wait_s`` seconds at most: what it did before took until now."""
+        """The node is about to wait, for ``wait_s`` seconds at most: its work before took until now."""
         since, until, stood_s = self._seen
         now = real - stood_s
         if now > until:

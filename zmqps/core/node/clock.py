@@ -1,7 +1,7 @@
-"""How another node's clock differs from one's own, from questions and answers, as NTP does it.
+"""The difference between two nodes' clocks, from questions and answers, as in NTP.
 
 After Mills, "Internet time synchronization: the Network Time Protocol", IEEE Trans. Communications 39 (1991): the
-answer that was back soonest says most, because the way there and the way back can differ by its round trip at most.
+answer with the shortest round trip counts, because its two ways can differ by its round trip at most.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
-#: Of so many of the last answers the quickest is believed; older ones say less and less, for clocks drift.
+#: The fastest of this many last answers counts; older ones are less useful, because clocks drift.
 WINDOW = 64
-#: Times are rounded, and clocks drift by as much within the window.
+#: The error of rounding, and of drift within the window.
 ROUNDING_S = 0.001
 
 
 class ClockSample(NamedTuple):
-    """A question ``sent`` and the answer ``back`` by one's own clock, answered ``at`` some time by the other one's."""
+    """A question ``sent`` and the answer ``back`` by the own clock, answered ``at`` a time of the other clock."""
 
     sent: float
     at: float
@@ -25,17 +25,17 @@ class ClockSample(NamedTuple):
 
 
 class Offset(NamedTuple):
-    """Seconds to add to one's own clock to have the other one's; wrong by ``error_s`` at most."""
+    """Seconds to add to the own clock to get the other's; the error is ``error_s`` at most."""
 
     offset_s: float
     error_s: float
 
 
 def estimate(samples: Iterable[ClockSample]) -> Offset | None:
-    """Return how the other clock differs; None where nothing was answered yet.
+    """Return the difference of the other clock; None without any answer yet.
 
-    The answer is taken to have been given half way. It was given some time between, so what is wrong about
-    that is at most half of the round trip; of all samples the one with the shortest is taken.
+    The answer is assumed to be given half way, with an error of at most half of the round trip; of all samples the one
+    with the shortest is used.
     """
     best = min(samples, key=lambda sample: sample.back - sample.sent, default=None)
     if best is None:
@@ -44,21 +44,21 @@ def estimate(samples: Iterable[ClockSample]) -> Offset | None:
 
 
 class Samples:
-    """The last answers, since one of the clocks was set or stood still last, as far as they show it."""
+    """The last answers, since one of the clocks was apparently last set or stopped."""
 
     def __init__(self) -> None:
         self._samples: deque[ClockSample] = deque(maxlen=WINDOW)
 
     def add(self, sent: float, at: float, back: float) -> None:
-        """Take an answer; one that was back before it was asked for says nothing."""
+        """Add an answer; one that arrived before its question is ignored."""
         known, now = self.offset, estimate([ClockSample(sent, at, back)])
         if back < sent or now is None:
             return
         if known is not None and abs(now.offset_s - known.offset_s) > now.error_s + known.error_s + ROUNDING_S:
-            self._samples.clear()  # both cannot be: of clocks that differ otherwise now the older ones say nothing
+            self._samples.clear()  # they contradict: the clocks have changed, and the older ones are useless
         self._samples.append(ClockSample(sent, at, back))
 
     @property
     def offset(self) -> Offset | None:
-        """How the other clock differs."""
+        """The difference of the other clock."""
         return estimate(self._samples)

@@ -11,8 +11,8 @@ from zmqps.core.protocol.events import Action, Disconnect, Peer, server_peer
 class Connections:
     """The connections of one node to servers, by their endpoints.
 
-    They come back by themselves when they break, for as long as they are there, and have memory of their own. So those
-    that nobody needs any more are closed: servers come and go while a node stays.
+    They reconnect by themselves as long as they exist, and use memory. So unneeded ones are closed: servers are added
+    and removed while a node lives.
     """
 
     def __init__(self) -> None:
@@ -20,7 +20,7 @@ class Connections:
         self._numbers = count()
 
     def open(self, endpoint: str) -> tuple[Peer, bool]:
-        """Return the connection to an endpoint, and whether it was there: a second one would take its place."""
+        """Return the connection to an endpoint, and whether it existed: a second one would replace it."""
         was_open = endpoint in self._peers
         if not was_open:
             self._peers[endpoint] = server_peer(next(self._numbers))

@@ -1,4 +1,4 @@
-"""The first words on a connection: said again until they are answered, and why, when they are not."""
+"""The first message on a connection: repeated until it is answered, and the reason if it is not."""
 
 from __future__ import annotations
 
@@ -8,37 +8,37 @@ from zmqps.core.protocol.events import Action, Connect, Look, Peer, Send
 from zmqps.core.protocol.messages import Hello, Welcome
 from zmqps.errors import printable
 
-#: A Hello is repeated quickly at first, because the connection comes up in milliseconds, then
-#: slowly, because the other side may take minutes to be started.
+#: Hello is repeated fast at first, because the connection opens in milliseconds, then slowly, because the other side
+#: may take minutes to start.
 FIRST_RETRY_S = 0.02
 SLOWEST_RETRY_S = 1.0
-#: A Hello that is not answered for so long makes the node look why, and then again so often.
+#: After this long without an answer to Hello the node examines why, and then again this often.
 LOOK_S = 2.0
 LOOK_AGAIN_S = 5.0
-#: A connection that has ended is back by then, if it can be at all; its end may have taken seconds to be noticed.
+#: An ended connection is back by then, if at all possible; its end may have been noticed seconds late.
 BROKEN_LOOK_S = 0.5
 MAX_WHY_CHARS = 300
 
 
 class Handshake:
-    """Repeats `Hello` on a connection until `Welcome` comes; where it does not come, finds out why.
+    """Repeats `Hello` on a connection until `Welcome` arrives, and finds out why it does not.
 
-    A connection that has ended comes back by itself. Until then nothing is said, for it would go nowhere; but the
-    silence counts, and why it lasts is found out, too.
+    An ended connection comes back by itself. Until then nothing is sent, because it would be lost; but the silence
+    counts, and its reason is examined, too.
 
     Attributes
     ----------
     since
-        When the silence began: with the first `Hello` that is not answered yet, or the end of the connection; None if
-        there is none.
+        When the silence began: with the first unanswered `Hello`, or the end of the connection; None if there is
+        none.
     said_at
-        When `Hello` was said first; once the connection is there, over that.
+        When `Hello` was first sent; since the connection is open, over that one.
     why
-        Why there is no answer, in words; empty if that is not known.
+        Why there is no answer, in words; empty if unknown.
     is_down
         Whether the connection has ended and is not back.
     is_over
-        Whether nobody is waited for any more.
+        Whether waiting has ended for good.
     """
 
     def __init__(self, hello: Hello, peer: Peer, endpoint: str) -> None:
@@ -46,7 +46,7 @@ class Handshake:
         self.endpoint = endpoint
         self.welcome: Welcome | None = None
         self.hello = hello
-        self.due: float | None = None  # when the next Hello is, or the next look at what has ended
+        self.due: float | None = None  # when to repeat Hello, or to examine an ended connection again
         self.since: float | None = None
         self.why = ""
         self.is_down = self.is_over = False
@@ -55,12 +55,12 @@ class Handshake:
         self.said_at = 0.0
 
     def start(self, now: float) -> list[Action]:
-        """Open the connection and say hello."""
+        """Open the connection and send Hello."""
         self.said_at = now
         return [Connect(self.peer, self.endpoint), *self.on_deadline(now)]
 
     def beside(self, others: Iterable[Handshake], now: float) -> list[Action]:
-        """Say hello over a connection that others have opened; if it has ended, know that as they do."""
+        """Send Hello over a connection that others have opened; if it has ended, share their state."""
         self.said_at = now
         for other in others:
             if other.is_down:
@@ -68,7 +68,7 @@ class Handshake:
         return self.on_deadline(now)
 
     def again(self, now: float) -> list[Action]:
-        """Say hello over a connection that is there (again), as often as it takes."""
+        """Send Hello over an open connection, as often as needed."""
         if self.is_over:
             return []
         self.is_down = False
@@ -77,25 +77,25 @@ class Handshake:
         return self.on_deadline(now)
 
     def ended(self, now: float) -> None:
-        """The connection has ended: be silent until it is back, and look why if that takes long."""
+        """The connection has ended: send nothing until it is back, and examine why if that takes long."""
         if not self.is_over:
             self.is_down = True
             self._count(now, BROKEN_LOOK_S)
             self.due = self._look_due
 
     def on_welcome(self, welcome: Welcome) -> None:
-        """The other side knows us."""
+        """The other side has welcomed us."""
         self.welcome = welcome
         self.due = self.since = None
         self.why = ""
 
     def stop(self) -> None:
-        """Say nothing any more, and wait for nobody."""
+        """Send nothing any more, and stop waiting."""
         self.is_over = True
         self.due = self.since = None
 
     def on_deadline(self, now: float) -> list[Action]:
-        """Say hello (again) if there is a connection, and look why nobody answers."""
+        """Repeat Hello if there is a connection, and examine why there is no answer."""
         self._count(now, LOOK_S)
         actions: list[Action] = []
         if not self.is_down:
@@ -114,7 +114,7 @@ class Handshake:
             self.since, self._look_due = now, now + look_after
 
     def looked(self, why: str) -> bool:
-        """Take the answer to a `Look`; return whether it says something new."""
+        """Process the answer to a `Look`; return whether it is new."""
         why = printable(why[:MAX_WHY_CHARS])
         if self.since is None or why == self.why:  # it has been welcomed meanwhile, or was given up
             return False
@@ -122,10 +122,10 @@ class Handshake:
         return True
 
     def silence(self, now: float) -> float:
-        """Return for how many seconds nobody has answered; 0 if somebody has."""
+        """Return the seconds without an answer; 0 if there was one."""
         return 0.0 if self.since is None else now - self.since
 
     @property
     def because(self) -> str:
-        """Why it is not answered, to be put behind who is waited for."""
+        """The reason for the silence, as an addition to a text."""
         return f" ({self.why})" if self.why else ""

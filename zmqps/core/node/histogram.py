@@ -1,4 +1,4 @@
-"""How often values were how large: whole numbers, counted up where something happens and read when somebody asks."""
+"""Histograms of values: integers, incremented at events and read on request."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 
 class Histogram:
-    """Counts values by size: each at the first of ascending bounds that it does not exceed, or behind the last."""
+    """Counts values by size: each at the first of ascending bounds that it does not exceed, or after the last."""
 
     __slots__ = ("bounds", "counts", "total")
 
@@ -23,11 +23,11 @@ class Histogram:
 
     @property
     def count(self) -> int:
-        """How many values were counted."""
+        """The number of counted values."""
         return sum(self.counts)
 
     def to_plain(self) -> list[float]:
-        """Return the sum, then the counts, as a heartbeat tells them."""
+        """Return the sum, then the counts, as in a heartbeat."""
         return [round(self.total, 6), *self.counts]
 
 

@@ -1,4 +1,4 @@
-"""Asks the coordinator for something, without joining, until the answer is satisfactory."""
+"""Asks the coordinator something, without joining, until the answer is satisfactory."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from zmqps.core.protocol.events import (
 from zmqps.core.protocol.messages.resizing import DrainState
 from zmqps.errors import LimitError, from_wire, presented, printable
 
-#: What an `Inquiry` may ask.
+#: The allowed questions of an `Inquiry`.
 Question: TypeAlias = m.StatusRequest | m.Watch | m.EndJob | m.Checkpoint | m.Drain | m.Scale | m.Examine | m.Exited
-#: How soon to ask again after an answer that is not satisfactory yet; and how far something is that takes long.
+#: When to ask again after an unsatisfactory answer; and for the progress of a long operation.
 AGAIN_S, PROGRESS_S = 0.05, 0.25
 
 
 class Inquiry(RepeatedQuestion):
     """One question (by default for the status), repeated until its answer satisfies ``until``.
 
-    Each answer is kept in `status` in any case. ``progress`` is called with how far it is, when that has changed, where
-    what is asked for takes long.
+    Each answer is stored in `status`. ``progress`` is called with the progress of a long operation, when that has
+    changed.
     """
 
     def __init__(
@@ -44,10 +44,10 @@ class Inquiry(RepeatedQuestion):
     ) -> None:
         super().__init__(endpoint)
         self.status: Mapping[str, Any] | None = None
-        self.text = ""  # what was answered in words
-        self.findings: Mapping[str, Any] | None = None  # what an examination has shown
-        self.made: m.Checkpointed | None = None  # the checkpoint that was asked for
-        self.lost: Sequence[str] = ()  # who is lost with a process that has ended
+        self.text = ""  # the answer in words
+        self.findings: Mapping[str, Any] | None = None  # the result of an examination
+        self.made: m.Checkpointed | None = None  # the requested checkpoint
+        self.lost: Sequence[str] = ()  # members lost with an ended process
         self._question = question
         self._until = until
         self._progress = progress
@@ -58,7 +58,7 @@ class Inquiry(RepeatedQuestion):
 
     @property
     def title(self) -> str:
-        """Who this is, for errors."""
+        """This client's identity, for errors."""
         return f"an inquiry at {self.endpoint}"
 
     @property
@@ -70,14 +70,14 @@ class Inquiry(RepeatedQuestion):
         return self._question
 
     def handle(self, event: NetworkEvent | Stop, now: float) -> list[Action]:
-        """Take an answer; anything else is not for us."""
+        """Process an answer; any other message is ignored."""
         if isinstance(event, Stop):
             return [Exit(exits.OK, event.reason)]
         if isinstance(event, Connected) and self._due is not None:
-            return self.on_deadline(now)  # what was asked before had nowhere to go
+            return self.on_deadline(now)  # the earlier question could not be sent
         if isinstance(event, Disconnected) and self._ends_all:
             self._due = None
-            return [Exit(exits.OK, "the connection has ended")]  # perhaps with the coordinator, before its answer came
+            return [Exit(exits.OK, "the connection has ended")]  # perhaps with the coordinator, before its answer
         if isinstance(event, Looked):
             self.why = printable(event.why)
             return []
@@ -85,7 +85,7 @@ class Inquiry(RepeatedQuestion):
             self.error, self._due = event.error, None
             return [Exit(exits.FAILED, str(event.error))]
         if not isinstance(event, Received) or self._due is None:
-            return []  # it was answered: what it has asked once more may be answered otherwise by now
+            return []  # it was answered: the answer to the repeated question may differ by now
         message, self._look_due = event.message, None
         if isinstance(message, m.Status):
             self.error = None
@@ -111,7 +111,7 @@ class Inquiry(RepeatedQuestion):
         elif isinstance(message, m.Error) and message.request == self._question.request:
             self.error = from_wire(message.code, message.text, message.facts)
             if isinstance(self.error, LimitError):
-                return []  # too many ask at the moment; it is asked again
+                return []  # too many clients at the moment; it is repeated
         else:
             return []
         self._due = None

@@ -1,4 +1,4 @@
-"""What a node says when it is asked for its figures: its own and, of the coordinator, those of all that it knows."""
+"""A node's answer to a request for figures: its own and, of the coordinator, those of all members."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from zmqps.core.protocol.figures import Scope
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counted:
-    """What one node has counted, of itself or (a server) of one job.
+    """The counts of one node, about itself or (a server) about one job.
 
     Attributes
     ----------
     scope
         Which figures of `zmqps.core.protocol.figures.OF_NODES` these are.
     role, rank, job
-        Whose; a rank, not a life, so that there are only so many. None: the coordinator has no rank.
+        Whose; a rank, not a life, so that their number is bounded. None: the coordinator has no rank.
     counters
-        By name, as in a heartbeat; or the same in JSON, which whoever shows them reads.
+        By name, as in a heartbeat; or the same in JSON, parsed when shown.
     """
 
     scope: Scope
@@ -31,7 +31,7 @@ class Counted:
 
     @property
     def labels(self) -> dict[str, str]:
-        """What tells its series apart."""
+        """The labels of its series."""
         labels = {"role": self.role}
         if self.rank is not None:
             labels["rank"] = str(self.rank)
@@ -40,7 +40,7 @@ class Counted:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A figure of `zmqps.core.protocol.figures.OF_COORDINATOR`, with what tells it apart."""
+    """A figure of `zmqps.core.protocol.figures.OF_COORDINATOR`, with its labels."""
 
     name: str
     value: float
@@ -49,7 +49,7 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Measurements:
-    """All that a node says."""
+    """All figures of a node."""
 
     counted: list[Counted]
     known: list[Known] = field(default_factory=list)

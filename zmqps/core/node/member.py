@@ -1,4 +1,4 @@
-"""A node's membership with the coordinator: join, keep saying so, notice when nobody answers."""
+"""A node's membership with the coordinator: joining, heartbeats, and the coordinator's silence."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from zmqps.core.protocol.security.guard import join_guard
 from zmqps.core.protocol.security.keys import claim_of
 from zmqps.errors import CoordinatorRestartedError, NotJoinedError, PeerLostError, PSError
 
-#: A goodbye is said again after so long, so many times, unless it is answered: it may be lost with a connection.
+#: A goodbye is repeated after this long, this many times, unless it is answered: it may be lost with a connection.
 GOODBYE_RETRY_S = 0.5
 MAX_GOODBYES = 4
-#: How often a node that waits says for whom.
+#: How often a waiting node logs what it waits for.
 REMINDER_INTERVAL_S = 5.0
-#: After so many heartbeats that have not come a node is called silent; it is lost only after its timeout.
+#: After this many missed heartbeats a node is called silent; it is lost only after its timeout.
 SILENT_BEATS = 2.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launched:
-    """What a process has got of those who have started it; by default nothing: it was started by hand."""
+    """What a process got from its launcher; by default nothing: it was started by hand."""
 
-    token: bytes = field(default=b"", repr=False)  # of the task that a supervisor starts again; empty: it does not
-    life: int = 0  # how often that has been started again
-    process: bytes = b""  # the one that a supervisor has started and with which this one ends; empty: there is none
+    token: bytes = field(default=b"", repr=False)  # of the task that a supervisor restarts; empty: it does not
+    life: int = 0  # how often that was restarted
+    process: bytes = b""  # the supervised process with which this one ends; empty: there is none
     spare: bool = False  # a server beyond those that the cluster waits for
-    index: int | None = None  # the number that its launcher has given it; None: it was started by hand
+    index: int | None = None  # the number from its launcher; None: it was started by hand
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,11 +48,11 @@ class Identity(Launched):
     pid: int
     endpoint: str = ""
     job: str = ""
-    secret: bytes = field(default=b"", repr=False)  # known to the coordinator alone: who shows it is this process
-    job_secret: bytes = field(default=b"", repr=False)  # of the cluster; empty where it has none
-    end_key: bytes = field(default=b"", repr=False)  # who knows it may end jobs where there is no job secret
-    server_key: bytes = field(default=b"", repr=False)  # who knows it may be a server; empty: anybody who may join
-    keyed: bool = False  # whether nobody connects to this process without a key
+    secret: bytes = field(default=b"", repr=False)  # known only to the coordinator: proves the identity
+    job_secret: bytes = field(default=b"", repr=False)  # of the cluster; empty without one
+    end_key: bytes = field(default=b"", repr=False)  # its holder may end jobs if there is no job secret
+    server_key: bytes = field(default=b"", repr=False)  # its holder may be a server; empty: any node that may join
+    keyed: bool = False  # whether connections to this process need a key
 
     def hello(self, ticket: bytes = b"", epoch: int = 0) -> m.Hello:
         """Return the first message of a connection: to a server with a ticket, else to the coordinator."""
@@ -75,10 +75,10 @@ class Identity(Launched):
 class Standing(Enum):
     """How a node stands with the coordinator.
 
-    It is JOINING until it is welcome, and JOINED. Over a new connection it is UNSURE until the coordinator has said
-    anything: that was perhaps away, and does not know who is behind it, so nothing large is sent. If it was away it is
-    told again who this is: RETURNING. It is LOST when it has been silent for too long, and REPLACED where another one
-    answers at its address. The node itself has LEFT.
+    It is JOINING until it is welcomed, and then JOINED. Over a new connection it is UNSURE until the coordinator has
+    sent anything: a coordinator that was away may not know the node, so nothing large is sent. If it was away the node
+    identifies itself again: RETURNING. The coordinator is LOST when it has been silent for too long, and REPLACED if
+    another one answers at its address. The node itself has LEFT.
     """
 
     JOINING = "joining"
@@ -90,22 +90,22 @@ class Standing(Enum):
     LEFT = "left"
 
 
-#: The coordinator may not know who is behind the connection.
+#: The coordinator may not know the other end of the connection.
 UNSURE = (Standing.UNSURE, Standing.RETURNING)
 #: The coordinator counts on the node.
 HERE = (Standing.JOINED, Standing.UNSURE, Standing.RETURNING)
-#: The coordinator is there no more.
+#: The coordinator is lost.
 GONE = (Standing.LOST, Standing.REPLACED)
 
 
 @dataclass(slots=True)
 class ClusterFacts:
-    """What the coordinator says of the cluster, and of the job of a worker."""
+    """The coordinator's facts about the cluster, and about a worker's job."""
 
     num_workers: int = 0
     num_servers: int = 0
     is_chief: bool = False  # of the workers of its job
-    terms: Sequence[float] = ()  # the numbers that were set there; none: the optimizer's own hold
+    terms: Sequence[float] = ()  # the numbers that were set there; none: the optimizer's own apply
 
 
 @dataclass(slots=True)
@@ -113,20 +113,20 @@ class Goodbye:
     """A goodbye, until it is answered."""
 
     message: m.Leave
-    due: float | None = None  # when it is said again; None: not any more
+    due: float | None = None  # when to repeat it; None: no more
     num_said: int = 0
 
 
 @dataclass(slots=True)
 class Absence:
-    """A coordinator that is away, as has been said: ``since`` when, and when it is ``due`` to be said again."""
+    """A coordinator that is away, as was reported: ``since`` when, and when the report is ``due`` again."""
 
     since: float
     due: float
 
 
 class MemberPart(ABC):
-    """What extends a member, by something of its own that is ``due``."""
+    """An extension of a member with its own ``due``."""
 
     due: float | None = None
 
@@ -141,14 +141,14 @@ class MemberPart(ABC):
 
 @dataclass(slots=True)
 class MemberHooks:
-    """What a member does about messages, by their types (about any other nothing), and what extends it."""
+    """A member's handlers by message type (others are ignored), and its extensions."""
 
     takes: dict[type[m.Message], Callable[[Any, float], list[Action]]]
     parts: list[MemberPart] = field(default_factory=list)
 
 
 class Member:
-    """The coordinator as seen by a server, worker or observer; ``counters`` returns what each heartbeat shows of it."""
+    """The coordinator as seen by a server, worker or observer; ``counters`` returns the contents of heartbeats."""
 
     def __init__(self, identity: Identity, endpoint: str, counters: Callable[[], Mapping[str, Any]]) -> None:
         self.identity = identity
@@ -157,7 +157,7 @@ class Member:
         self.cluster = ClusterFacts()
         self.standing = Standing.JOINING
         self.heard_at = 0.0
-        self.due: float | None = None  # when `on_deadline` is to be called
+        self.due: float | None = None  # when to call `on_deadline`
         self.hooks = MemberHooks(
             {
                 m.Back: self._on_back,
@@ -169,13 +169,13 @@ class Member:
             }
         )
         self.counters = counters
-        self._beat_due: float | None = None  # the next heartbeat; before the welcome: word of whom this node waits for
+        self._beat_due: float | None = None  # the next heartbeat; before the welcome: the next line about waiting
         self._goodbye: Goodbye | None = None
         self._absence: Absence | None = None
 
     @property
     def title(self) -> str:
-        """Who this node is, for errors."""
+        """This node's identity, for errors."""
         identity = self.identity
         return f"{identity.role} {self.rank} ({identity.name}, {identity.host}, pid {identity.pid})"
 
@@ -186,22 +186,22 @@ class Member:
 
     @property
     def joined(self) -> bool:
-        """Whether the coordinator counts on us."""
+        """Whether the coordinator counts on this node."""
         return self.standing in HERE
 
     @property
     def known(self) -> bool:
-        """Whether the coordinator knows us, and so answers."""
+        """Whether the coordinator knows this node, and so answers."""
         return self.welcome is not None and not self.lost
 
     @property
     def lost(self) -> bool:
-        """Whether the coordinator is there no more."""
+        """Whether the coordinator is lost."""
         return self.standing in GONE
 
     @property
     def restarted(self) -> bool:
-        """Whether another coordinator answers at the address of the one that is lost."""
+        """Whether another coordinator answers at the lost one's address."""
         return self.standing is Standing.REPLACED
 
     @property
@@ -211,7 +211,7 @@ class Member:
 
     @property
     def unsure(self) -> bool:
-        """Whether the coordinator may not know who is behind the connection, so that nothing large is sent."""
+        """Whether the coordinator may not know this node, so that nothing large is sent."""
         return self.standing in UNSURE
 
     @property
@@ -221,15 +221,15 @@ class Member:
 
     @property
     def may_return(self) -> bool:
-        """Whether the coordinator keeps a journal, from which it goes on if it is started again."""
+        """Whether the coordinator has a journal, from which it resumes after a restart."""
         return self.welcome is not None and self.welcome.patience > 0
 
     def is_patient(self, now: float) -> bool:
-        """Whether a coordinator that does not answer may still come back."""
+        """Whether a silent coordinator may still come back."""
         return self.may_return and not self.lost and self.silence(now) <= self.patience
 
     def start(self, now: float) -> list[Action]:
-        """Begin to join."""
+        """Start to join."""
         self.heard_at = now
         self._beat_due = now + REMINDER_INTERVAL_S
         actions = self.handshake.start(now)
@@ -237,24 +237,24 @@ class Member:
         return actions
 
     def on_message(self, message: m.Message, now: float) -> list[Action]:
-        """Take a message of the coordinator; any is a sign of life."""
+        """Process a message of the coordinator; any is a sign of life."""
         self.heard_at = now
         take = self.hooks.takes.get(type(message))
         if take is None and self.standing is Standing.JOINED and self._absence is None:
-            return []  # as most of a step
+            return []  # as most messages of a step
         if isinstance(message, m.Back | m.Welcome):
             assert take is not None
             return take(message, now)
         if self.standing is Standing.RETURNING:
-            return []  # said before it had gone
+            return []  # sent before it ended
         actions = self._heard(now)
         return actions if take is None else [*take(message, now), *actions]
 
     def _heard(self, now: float) -> list[Action]:
-        """The coordinator knows who is behind the connection: it has said something."""
+        """The coordinator knows the other end of the connection: it has sent something."""
         if self.standing is Standing.UNSURE:
             self.standing = Standing.JOINED
-            self._beat_due = now  # with all there is to say
+            self._beat_due = now  # with everything
             self.set_due()
         if self._absence is None:
             return []
@@ -284,7 +284,7 @@ class Member:
         return [Log("info", f"joined as {self.identity.role} {self.rank} at {self.handshake.endpoint}")]
 
     def _on_back(self, message: m.Back, now: float) -> list[Action]:
-        """The coordinator was away: say again who this is, or goodbye, if it is the one that was joined."""
+        """The coordinator was away: identify this node again, or say goodbye, if it is the one that was joined."""
         another = self.welcome is not None and message.incarnation != self.welcome.incarnation
         if self.left:
             if another or self._goodbye is None or self._goodbye.due is None:
@@ -308,7 +308,7 @@ class Member:
 
     def _on_error(self, message: m.Error, now: float) -> list[Action]:
         if message.code == NotJoinedError.code and self.welcome is not None and not self.left:
-            self._restart()  # the one that has welcomed us would know us
+            self._restart()  # the one that welcomed us would know us
         return []
 
     def _on_left(self, message: m.Left, now: float) -> list[Action]:
@@ -327,7 +327,7 @@ class Member:
         self.set_due()
 
     def on_connected(self, now: float) -> list[Action]:
-        """The connection is there, perhaps again: say what may have been lost with the one before it."""
+        """The connection is open, perhaps again: repeat what may have been lost with the previous one."""
         actions: list[Action] = []
         if self._goodbye is not None and self._goodbye.due is not None:
             actions = self._say_goodbye(self._goodbye, now)
@@ -335,7 +335,7 @@ class Member:
             actions = self.handshake.again(now)
         elif self.standing in HERE and self.welcome is not None:
             self.standing = Standing.UNSURE if self.may_return else Standing.JOINED
-            # little is taken of those that a coordinator does not know yet
+            # little is taken from nodes that a coordinator does not know yet
             actions = [Send(COORDINATOR, m.Heartbeat({} if self.may_return else dict(self.counters())))]
         if self.standing in HERE and self.welcome is not None:
             self._beat_due = now + self.welcome.heartbeat_interval
@@ -343,20 +343,20 @@ class Member:
         return actions
 
     def looked(self, why: str, now: float) -> list[Action]:
-        """Say why the coordinator does not answer, when that becomes known."""
+        """Report why the coordinator does not answer, when that becomes known."""
         if not self.handshake.looked(why):
             return []
         where, waited = self.handshake.endpoint, self.silence(now)
         return [Log("warning", f"no answer from the coordinator at {where} for {waited:.0f} s: {self.handshake.why}")]
 
     def report(self, now: float) -> None:
-        """Let the coordinator have the counters soon."""
+        """Send the counters to the coordinator soon."""
         if self.joined:
             self._beat_due = now
             self.set_due()
 
     def leave(self, reason: DepartureCause, now: float) -> list[Action]:
-        """Say goodbye, also to a coordinator that has not answered yet: it may know us anyway."""
+        """Say goodbye, also to a coordinator that has not answered yet: it may know this node."""
         if self.left:
             return []
         known = self.joined
@@ -364,7 +364,7 @@ class Member:
         if self.lost:
             return []
         self._goodbye = Goodbye(m.Leave(reason))
-        # the last word on what it has done, which the status keeps showing
+        # its final counters, which the status keeps showing
         counters: list[Action] = [Send(COORDINATOR, m.Heartbeat(dict(self.counters())))] if known else []
         goodbye = self._say_goodbye(self._goodbye, now)
         self.set_due()
@@ -385,11 +385,11 @@ class Member:
         return [Send(COORDINATOR, goodbye.message)]
 
     def silence(self, now: float) -> float:
-        """Return for how many seconds the coordinator has not been heard."""
+        """Return the seconds since the coordinator was last heard."""
         return now - self.heard_at
 
     def loss(self, advice: str, now: float) -> PSError:
-        """Return the error of those who need the coordinator, which is lost."""
+        """Return the error for operations that need the lost coordinator."""
         if self.restarted:
             return CoordinatorRestartedError(address=self.handshake.endpoint, node=self.title, advice=advice)
         name = f"the coordinator at {self.handshake.endpoint}"
@@ -400,7 +400,7 @@ class Member:
         return self.due
 
     def set_due(self) -> None:
-        """Something may be due sooner, or later."""
+        """A deadline may be earlier, or later."""
         if self.lost or self.left:
             for part in self.hooks.parts:
                 part.end()
@@ -409,7 +409,7 @@ class Member:
         self.due = min((due for due in dues if due is not None), default=None)
 
     def on_deadline(self, now: float) -> list[Action]:
-        """Repeat Hello or Leave, remind of whom we wait for, send heartbeats, notice silence (``lost``)."""
+        """Repeat Hello or Leave, log what this node waits for, send heartbeats, notice silence (``lost``)."""
         actions: list[Action] = []
         if self.handshake.due is not None and now >= self.handshake.due:
             actions += self.handshake.on_deadline(now)
@@ -423,14 +423,14 @@ class Member:
         return actions
 
     def _remind(self, now: float) -> list[Action]:
-        """Say whom this node waits for."""
+        """Log what this node waits for."""
         self._beat_due = now + REMINDER_INTERVAL_S
         where, waited = self.handshake.endpoint, self.silence(now)
         text = f"waiting for the coordinator at {where}, {waited:.0f} s so far{self.handshake.because}"
         return [Log("warning", text)]
 
     def _beat(self, interval_s: float, now: float) -> list[Action]:
-        """Send a heartbeat, and notice whether the coordinator answers any."""
+        """Send a heartbeat, and check whether the coordinator answers any."""
         self._beat_due = now + interval_s
         beat = Send(COORDINATOR, m.Heartbeat({} if self.unsure else dict(self.counters())))
         if self.silence(now) > self.patience:
@@ -441,7 +441,7 @@ class Member:
         return [beat]
 
     def _say_away(self, now: float) -> list[Action]:
-        """Say, now and then, whom this node waits for, for how long yet, and what ends it."""
+        """Log, now and then, what this node waits for, how much longer, and what ends it."""
         if self._absence is None:
             self._absence = Absence(self.heard_at, now)
         if now < self._absence.due:

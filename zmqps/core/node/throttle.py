@@ -1,4 +1,4 @@
-"""Keeps what peers do from becoming a flood of log lines."""
+"""Keeps peers from causing a flood of log lines."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import replace
 from zmqps.core.protocol.events import Action, Log
 from zmqps.errors import counted
 
-#: So many lines in `WINDOW_S` seconds tell what is going on; more only fill the disk.
+#: This many lines in `WINDOW_S` seconds show what is happening; more only fill the disk.
 MOST_LINES = 20
 WINDOW_S = 10.0
-#: Of all origins together: whoever can have one can have many.
+#: Of all origins together: one peer may have many origins.
 MOST_IN_ALL = 512
-#: When these are used up, so many more are for origins that have had fewer than a few: nobody silences all the others.
+#: When these are used up, this many more are for origins with few lines: no peer can silence all others.
 MOST_OF_FEW = 128
 FEW_LINES = 4
 #: A line holds a few names, and the text of an error.
@@ -21,9 +21,9 @@ MAX_LINE_CHARS = 2000
 
 
 class Throttle:
-    """Lets the first ``most`` lines of each origin in a window through, none twice in a row, and counts the rest.
+    """Passes the first ``most`` lines of each origin in a window, none twice in a row, and counts the rest.
 
-    Of a connection of several that an origin has, half as many. ``what`` names in the plural what the lines are about.
+    For a connection of an origin with several, half as many. ``what`` names in the plural what the lines are about.
     """
 
     def __init__(self, what: str = "refused requests", most: int = MOST_LINES) -> None:
@@ -54,7 +54,7 @@ class Throttle:
         return f"{text} ({left_out} {similar} not logged)" if left_out else text
 
     def spare(self, actions: list[Action], now: float, origin: object = None, connection: bytes = b"") -> list[Action]:
-        """Return what a node does about an event without the log lines that are too many."""
+        """Return the actions about an event without the excess log lines."""
         spared: list[Action] = []
         for action in actions:
             if not isinstance(action, Log):
@@ -64,7 +64,7 @@ class Throttle:
         return spared
 
     def summary(self, now: float) -> str | None:
-        """Return a line that says what a window that is over has left out, unless one has said so already."""
+        """Return a line about what a past window has left out, unless that was logged already."""
         left_out = self._begin(now) if now >= self._until else 0
         were = "was" if left_out == 1 else "were"
         return f"{counted(left_out, 'line')} about {self._what} {were} not logged" if left_out else None

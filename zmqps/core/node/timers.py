@@ -1,4 +1,4 @@
-"""When something of a node is due first, known without a look at all that may be: by named timers, or nearly."""
+"""The earliest deadline of a node, without checking all of them: by named timers, or nearly exactly."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from zmqps.core.protocol.events import Action
 
 
 class Timed(Protocol):
-    """A part of a node that has something to do at a time of its own."""
+    """A part of a node with its own deadlines."""
 
     due: float | None
 
@@ -20,20 +20,20 @@ class Timed(Protocol):
         """Do what is due."""
 
 
-#: Entries of the heap that count no more are dropped as soon as there are more of them than of others, and so many.
+#: Stale entries of the heap are removed as soon as there are more of them than of others, and this many.
 MOST_STALE = 64
 
 
 def silent(now: float) -> list[Action]:
-    """Do nothing: what is due is looked at after every event anyway."""
+    """Do nothing: deadlines are checked after every event anyway."""
     return []
 
 
 class Timer:
-    """Something that is due when ``due_of`` says so (None: never); then ``ring`` returns what is to be done.
+    """A timer that is due when ``due_of`` says so (None: never); then ``ring`` returns the actions.
 
-    Whatever changes when it is due touches it; `Wheel.validate` notices where that is forgotten. `due` is what was said
-    when it was asked last.
+    Code that changes its deadline touches it; `Wheel.validate` notices a missing touch. `due` is the deadline at the
+    last check.
     """
 
     __slots__ = ("_wheel", "due", "due_of", "name", "number", "ring")
@@ -47,21 +47,21 @@ class Timer:
         self._wheel = wheel
 
     def touch(self) -> None:
-        """It may be due at another time than before: it is asked when, before any of the wheel rings."""
+        """Its deadline may have changed: it is checked before any timer of the wheel rings."""
         self._wheel.touched[self.number] = self
 
 
 class Wheel:
-    """The timers of one node; of those due at the same time the one that was made first rings first.
+    """The timers of one node; of several due at the same time the one made first rings first.
 
-    Those in `touched`, by their numbers, are to be asked when they are due.
+    The deadlines of those in `touched`, by number, are to be checked.
     """
 
     def __init__(self) -> None:
         self.numbers = count()
         self.touched: dict[int, Timer] = {}
         self._timers: dict[int, Timer] = {}
-        self._heap: list[tuple[float, int]] = []  # when they are due, and at which times they were to be before
+        self._heap: list[tuple[float, int]] = []  # their deadlines, present and stale
 
     def timer(
         self, name: str, due_of: Callable[[], float | None], ring: Callable[[float], list[Action]] = silent
@@ -73,29 +73,29 @@ class Wheel:
         return timer
 
     def drop(self, timer: Timer) -> None:
-        """A timer is needed no more."""
+        """Remove a timer."""
         self.touched.pop(timer.number, None)
         del self._timers[timer.number]
         self._tidy()
 
     def _look(self) -> None:
-        """Ask those that were touched when they are due."""
+        """Check the deadlines of touched timers."""
         for timer in self.touched.values():
             if (due := timer.due_of()) != timer.due:
                 if due is not None:
                     heappush(self._heap, (due, timer.number))
-                timer.due = due  # after the heap has it: memory may have run out on the way
+                timer.due = due  # after the heap has it: memory may have run out in between
         self.touched.clear()
         self._tidy()
 
     def _tidy(self) -> None:
-        """Let the heap have no more than the timers need."""
+        """Remove stale entries from the heap."""
         if len(self._heap) > 2 * len(self._timers) + MOST_STALE:
             self._heap = [(timer.due, timer.number) for timer in self._timers.values() if timer.due is not None]
             heapify(self._heap)
 
     def next_deadline(self) -> float | None:
-        """Return when the first of them is due."""
+        """Return the earliest deadline."""
         if self.touched:
             self._look()
         first = self._first()
@@ -110,11 +110,11 @@ class Wheel:
         return None
 
     def on_deadline(self, now: float) -> list[Action]:
-        """Ring those that are due, each once; one that another one has put off or dropped does not ring."""
+        """Ring the due timers, each once; one that another one has postponed or removed does not ring."""
         late, actions = dict[int, Timer](), list[Action]()
         self._look()
         while (timer := self._first()) is not None and timer.due is not None and timer.due <= now:
-            timer.touch()  # whatever happens meanwhile: it is asked again, for the heap has it no more
+            timer.touch()  # whatever happens meanwhile: it is checked again, because the heap does not have it any more
             late[timer.number] = timer
             heappop(self._heap)
             timer.due = None
@@ -124,7 +124,7 @@ class Wheel:
         return actions
 
     def validate(self) -> None:
-        """Assert that each timer rings when it is due, and that nothing else is kept for long."""
+        """Assert that each timer rings when it is due, and that there are not too many stale entries."""
         entries = set(self._heap)
         assert self.touched.items() <= self._timers.items()
         for number, timer in self._timers.items():
@@ -135,11 +135,10 @@ class Wheel:
 
 
 class Alarm:
-    """The earliest of many deadlines, or a time before it: to know it exactly, all would be looked at for each event.
+    """The earliest of many deadlines, or an earlier time: exactness would need a check of all for each event.
 
-    What has something to do earlier than before sets `due` to that (on the way of every step without a call); what puts
-    it off, or has nothing to do any more, does nothing. So it may ring for nobody: then all are looked at once, and it
-    is set anew. Infinite: nothing is to be done.
+    A part with an earlier deadline sets `due` to that (inline in every step); one with a later deadline, or none any
+    more, does nothing. So it may ring early: then all are checked once, and it is set again. Infinite: nothing is due.
     """
 
     __slots__ = ("due",)
@@ -148,14 +147,14 @@ class Alarm:
         self.due = inf
 
     def by(self, due: float | None) -> None:
-        """Ring by then at the latest; None: this one has nothing to do."""
+        """Ring by then at the latest; None: no deadline."""
         if due is not None:
             self.due = min(self.due, due)
 
     def reset(self, dues: Iterable[float | None]) -> None:
-        """All were looked at, and these are their deadlines now."""
+        """All were checked, and these are their deadlines now."""
         self.due = min((due for due in dues if due is not None), default=inf)
 
     def validate(self, dues: Iterable[float | None]) -> None:
-        """Assert that it does not ring too late for anybody."""
+        """Assert that it does not ring too late."""
         assert all([due is None or self.due <= due for due in dues])

@@ -1,4 +1,4 @@
-"""Asks for a trace of a running cluster, without joining, and fetches what the nodes have recorded."""
+"""Requests a trace of a running cluster, without joining, and fetches the nodes' recordings."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ from zmqps.core.protocol.messages.tracing import TraceAction, TraceState
 from zmqps.core.protocol.security.guard import proved
 from zmqps.errors import DeadlineError, JobError, PSError, from_wire, presented, printable
 
-#: Once a trace is over nodes have so long to say so; what they have is fetched without the others then.
+#: Once a trace is over, nodes have this long to report; then their recordings are fetched without the others.
 GRACE_S = 3.0
-#: Of a node at most, with the names in its head.
+#: The most of a node, with the names in its head.
 MAX_NODE_NBYTES = MAX_RING_NBYTES + (1 << 20)
 
 
 @dataclass(frozen=True, slots=True)
 class TraceKey:
-    """What shows that a tracer may ask: the job secret or the end key (empty: keys do), and sixteen random bytes."""
+    """The proof that a tracer may ask: the job secret or the end key (empty: keys do), and sixteen random bytes."""
 
     secret: bytes
     nonce: bytes
 
 
 class Recordings:
-    """What nodes have recorded, fetched piece by piece: all by incarnation, in hexadecimal digits.
+    """The nodes' recordings, fetched piece by piece: all by incarnation, in hexadecimal digits.
 
-    In `data` is what was fetched, in `missing` why a node's is not; `waiting` is to be fetched, the next one first.
+    `data` has the fetched ones, `missing` the reason if one is not; `waiting` is still to be fetched, in order.
     """
 
     def __init__(self) -> None:
@@ -53,11 +53,11 @@ class Recordings:
         self._totals: dict[str, int] = {}
 
     def add(self, piece: Piece) -> bool:
-        """Take a piece of the next one's; return whether there is more to ask for, or another one's."""
+        """Add a piece of the next recording; return whether to request more, or another recording."""
         who = self.waiting[0]
         data = self.data.setdefault(who, bytearray())
         if piece.who.hex() != who or piece.offset != len(data):
-            return False  # of what was asked twice
+            return False  # the answer to a repeated request
         if self._totals.setdefault(who, piece.total) != piece.total or piece.total > MAX_NODE_NBYTES:
             self.leave_out("what it has recorded has changed meanwhile, or is too much")
             return True
@@ -71,7 +71,7 @@ class Recordings:
         return True
 
     def leave_out(self, why: str) -> None:
-        """The next one's cannot be had."""
+        """The next recording is not available."""
         who = self.waiting.pop(0)
         self.data.pop(who, None)
         self.missing[who] = why
@@ -83,11 +83,11 @@ class Recordings:
 
 
 class Tracer(RepeatedQuestion):
-    """One trace: begun, waited for, and fetched; or one of these.
+    """One trace: started, awaited, and fetched; or one of these.
 
-    It is begun with ``start`` (job, seconds, steps and bytes on each node), unless the trace that there is is to be
-    taken; ``stop`` ends it at once; without ``fetch`` it is done as soon as it was begun or ended. After ``patience``
-    seconds without an answer the coordinator has ended.
+    It is started with ``start`` (job, seconds, steps and bytes on each node), unless the existing trace is used;
+    ``stop`` ends it at once; without ``fetch`` it is done as soon as it was started or ended. After ``patience``
+    seconds without an answer the coordinator is considered lost.
     """
 
     def __init__(
@@ -113,24 +113,24 @@ class Tracer(RepeatedQuestion):
         self._action = TraceAction.START if start is not None else TraceAction.STOP if stop else TraceAction.LOOK
         self._request = 1
         self._over_at: float | None = None
-        self._asked_at: float | None = None  # the question under way, for the first time
+        self._asked_at: float | None = None  # when the pending question was first sent
 
     @property
     def title(self) -> str:
-        """Who this is, for errors."""
+        """This client's identity, for errors."""
         return f"a tracer at {self.endpoint}"
 
     @property
     def awaited(self) -> str:
-        """To answer, or to hand out what there is."""
+        """To answer, or to return the recordings."""
         return "to hand out what was recorded" if self.number else "to answer"
 
     def handle(self, event: NetworkEvent | Stop, now: float) -> list[Action]:
-        """Take an answer; anything else is not for us."""
+        """Process an answer; any other message is ignored."""
         if isinstance(event, Stop):
             return self._end(event.reason)
         if isinstance(event, Connected) and self._due is not None:
-            return self.on_deadline(now)  # what was asked before had nowhere to go
+            return self.on_deadline(now)  # the earlier question could not be sent
         if isinstance(event, Looked):
             self.why = printable(event.why)
             return []
@@ -150,7 +150,7 @@ class Tracer(RepeatedQuestion):
         return []
 
     def on_deadline(self, now: float) -> list[Action]:
-        """Ask (again), or give up whoever has not answered for so long."""
+        """Repeat the question, or give up a node that has not answered for too long."""
         self._asked_at = now if self._asked_at is None else self._asked_at
         if now - self._asked_at < self.patience:
             return super().on_deadline(now)
@@ -176,7 +176,7 @@ class Tracer(RepeatedQuestion):
         return proved(self._key.secret, message)
 
     def _ask_next(self, now: float, after: float = 0.0) -> list[Action]:
-        """Ask the next question, some time later or at once."""
+        """Ask the next question, later or at once."""
         self._request += 1
         self._retry_s = FIRST_RETRY_S
         self._asked_at, self._look_due = None, now + after + LOOK_S
@@ -227,5 +227,5 @@ class Tracer(RepeatedQuestion):
 
 
 def _is_hex(text: Any) -> bool:
-    """Whether this is an incarnation, as it is told of nodes."""
+    """Whether this is an incarnation, in the form of reports about nodes."""
     return isinstance(text, str) and len(text) == 32 and all(character in "0123456789abcdef" for character in text)

@@ -1,4 +1,4 @@
-"""What a node does for a trace: records while it is to, says so, and hands out what it has."""
+"""A node's part in a trace: it records while requested, reports, and returns its recording."""
 
 from __future__ import annotations
 
@@ -11,47 +11,47 @@ from zmqps.core.protocol.limits import MAX_BLOB_NBYTES
 from zmqps.core.protocol.messages import Clock, Fetch, Piece, RecordSpans, SpansRecorded
 from zmqps.core.protocol.messages.tracing import TraceState
 
-#: While it records a node says so as often: each time it learns of the coordinator's clock.
+#: How often a recording node reports: each time it learns the coordinator's clock.
 REPORT_S = 0.25
-#: Once that is over it is said again until it has been heard.
+#: After the end the report is repeated until it is answered.
 AGAIN_S = 1.0
-#: What was recorded is kept for so long, and then forgotten, fetched or not: nobody has to clean up.
+#: A recording is kept this long, and then deleted, fetched or not: no cleanup is needed.
 KEEP_S = 120.0
-#: No trace is longer: it is to look at.
+#: The longest trace: it is for people to look at.
 LONGEST_S = 600.0
-#: And what a node records into is no larger.
+#: The largest recording of a node.
 MAX_RING_NBYTES = 64 << 20
 
 
 class Recorder(Protocol):
-    """What a node's shell records with."""
+    """A node's recorder, from its shell."""
 
     def start(self, nbytes: int) -> None:
-        """Record into so many bytes from now on; what was there before is forgotten."""
+        """Record into this many bytes from now on; an earlier recording is deleted."""
 
     def stop(self) -> None:
-        """Record no more; what there is can be read."""
+        """Stop recording; the recording can be read."""
 
     def forget(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
 
     def time(self) -> float:
-        """Return the time, in seconds, by the clock that spans are noted with: it goes on while the node does not."""
+        """Return the time, in seconds, by the clock of spans: it continues while the node is stopped."""
 
     @property
     def nbytes(self) -> int:
-        """How many bytes can be read."""
+        """The readable bytes."""
 
     @property
     def lost(self) -> int:
-        """How many were overwritten, because there was no more room."""
+        """The overwritten bytes, for want of room."""
 
     def read(self, offset: int, nbytes: int) -> bytes:
-        """Return so many bytes of what was recorded, or what is left of it."""
+        """Return this many bytes of the recording, or the rest of it."""
 
 
 class Nothing:
-    """Records nothing: where nobody has given a node anything to record with."""
+    """Records nothing: used without a recorder."""
 
     nbytes = 0
     lost = 0
@@ -66,7 +66,7 @@ class Nothing:
         """Do nothing."""
 
     def time(self) -> float:
-        """Return a time that is not that of any clock: there is nothing that it would be compared for."""
+        """Return a dummy time, which is not compared with anything."""
         return 0.0
 
     def read(self, offset: int, nbytes: int) -> bytes:
@@ -75,7 +75,7 @@ class Nothing:
 
 
 def trace(member: Member, recorder: Recorder) -> NodeTracing:
-    """Let a node that has not started yet record what the coordinator wants to see; of a worker ``pushes``, too."""
+    """Connect a new node to the coordinator's traces; of a worker with ``pushes``."""
     tracing = NodeTracing(member, recorder)
     member.hooks.takes |= {RecordSpans: tracing.take, Clock: tracing.take, Fetch: tracing.take}
     member.hooks.parts.append(tracing)
@@ -83,12 +83,12 @@ def trace(member: Member, recorder: Recorder) -> NodeTracing:
 
 
 class NodeTracing(MemberPart):
-    """One trace at a time: the last that the coordinator has told of."""
+    """One trace at a time: the last one requested by the coordinator."""
 
     def __init__(self, member: Member, recorder: Recorder) -> None:
         self.recorder = recorder
         self.number = 0
-        self.state = TraceState.NONE  # whether it records, has recorded, or there is nothing
+        self.state = TraceState.NONE  # whether it records, has recorded, or neither
         self.ends_at = 0.0
         self.samples = Samples()
         self._member = member
@@ -97,7 +97,7 @@ class NodeTracing(MemberPart):
         self._report_due = 0.0
 
     def take(self, message: RecordSpans | Clock | Fetch, now: float) -> list[Action]:
-        """Do what the coordinator says about traces."""
+        """Process the coordinator's messages about traces."""
         if not self._member.joined:
             return []
         if isinstance(message, Fetch):
@@ -107,7 +107,7 @@ class NodeTracing(MemberPart):
         return actions
 
     def on_deadline(self, now: float) -> list[Action]:
-        """End what was to last until now, say how far it is, and forget what nobody has fetched."""
+        """End an expired recording, report the progress, and delete what was not fetched."""
         if self.due is None or now < self.due:
             return []
         if self.state == TraceState.ON and now >= self.ends_at:
@@ -120,7 +120,7 @@ class NodeTracing(MemberPart):
         return actions
 
     def end(self) -> None:
-        """Record nothing any more, and forget what there is: nobody is there any more who could want it."""
+        """Stop recording and delete the recording: no coordinator is left to want it."""
         if self.state == TraceState.ON:
             self.recorder.stop()
         if self.state != TraceState.NONE:
@@ -128,7 +128,7 @@ class NodeTracing(MemberPart):
         self.state, self.due = TraceState.NONE, None
 
     def validate(self) -> None:
-        """Assert that what goes on has an end."""
+        """Assert that a recording has an end."""
         assert (self.due is None) == (self.state == TraceState.NONE)
         assert self.state == TraceState.NONE or self.due <= self.ends_at + KEEP_S  # type: ignore[operator]
         assert self.recorder.nbytes <= MAX_RING_NBYTES
@@ -142,7 +142,7 @@ class NodeTracing(MemberPart):
             self.samples = Samples()
             self._began_with = self._pushes
             self.recorder.start(min(message.nbytes, MAX_RING_NBYTES))
-        elif message.number == self.number and self.state == TraceState.ON:  # said again, or it is to end
+        elif message.number == self.number and self.state == TraceState.ON:  # repeated, or a request to end
             self.ends_at = min(self.ends_at, now + seconds)
             if now >= self.ends_at:
                 self._stop(now)

@@ -21,12 +21,12 @@ RAW = "raw"
 
 
 def choose(codec: str, nbytes: int) -> Codec | None:
-    """Return the codec for a payload; None where it goes as it is, because raw was asked for or it is small."""
+    """Return the codec for a payload; None if it is sent raw, on request or because it is small."""
     return None if codec == RAW or nbytes < MIN_NBYTES else parse(codec)
 
 
 def check_for_values(codec: str) -> None:
-    """Raise `ProtocolError` unless values may travel in the codec that a message names."""
+    """Raise `ProtocolError` unless values may be sent in the codec that a message names."""
     found = named(codec)
     if found is not None and found.error_feedback:
         raise ProtocolError(f"{found.name} leaves values out; values travel in raw, bf16, fp16 or int8")
@@ -43,7 +43,7 @@ def check_codec(codec: str | Codec, *, pulls: bool) -> str:
     Raises
     ------
     ConfigurationError
-        No codec has that name, or it cannot encode what is pulled.
+        There is no such codec, or it cannot encode values of a pull.
     """
     text = codec.spec if isinstance(codec, Codec) else codec
     if not isinstance(text, str):
@@ -79,18 +79,17 @@ def compress(
     Parameters
     ----------
     codec
-        How.
+        The codec.
     parts
         For each part its pieces, 1-D and of one dtype, one after the other.
     residuals
-        For each part the pieces of what earlier blobs left out; updated in place. For codecs with
-        error feedback.
+        For each part the pieces that earlier blobs left out; updated in place. For codecs with error feedback.
     seed
         For stochastic rounding.
     xp
-        The namespace of the arrays, if it is not numpy; then the blobs are of it, too.
+        The namespace of the arrays, if it is not numpy; the blobs are of the same.
     spread
-        Whose threads encode parts of one array at the same time; not in another namespace.
+        Its threads encode parts of one array at the same time; not in another namespace.
     """
     encode = partial(codec.encode, spread=spread) if xp is None else partial(codec.encode_in, xp)
     blobs = []
@@ -121,11 +120,11 @@ def decompress(
     Parameters
     ----------
     codec, payload
-        How the parts are encoded, one after the other.
+        The codec and the encoded parts, one after the other.
     sizes
         Elements and dtype of each part.
     read
-        Reads the blob that a view starts with; returns what it stands for, and its bytes. By default `Codec.decode`.
+        Reads the blob at the start of a view; returns its array, and its bytes. By default `Codec.decode`.
 
     Raises
     ------
@@ -148,13 +147,13 @@ def decompress(
 
 
 class Coding(NamedTuple):
-    """The door to the codecs; a recorder hands in one that takes the time."""
+    """The door to the codecs; a recorder replaces it by one that measures the time."""
 
     compress: Callable[..., list[Any]] = compress
     decompress: Callable[..., list[Any]] = decompress
 
 
-#: The door that records nothing.
+#: The door without recording.
 CODING = Coding()
 
 

@@ -1,4 +1,4 @@
-"""Endpoints as text: ``tcp://HOST:PORT``, ``tcp://[IPV6]:PORT``, ``ipc://PATH``. Nothing here asks the system."""
+"""Endpoints as text: ``tcp://HOST:PORT``, ``tcp://[IPV6]:PORT``, ``ipc://PATH``; without asking the system."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from zmqps.errors import ConfigurationError
 
 MAX_PORT = (1 << 16) - 1
-#: More ports than any firewall opens for one host's nodes, and few enough to try them all.
+#: More ports than firewalls open for one host's nodes, and few enough to try them all.
 MAX_PORTS = 1000
-#: libzmq's own way to say: all IPv4 addresses of this host.
+#: libzmq's notation for all IPv4 addresses of this host.
 STAR = "*"
 _TCP = "tcp://"
 
@@ -20,7 +20,7 @@ def split(endpoint: str) -> tuple[str, int]:
     Raises
     ------
     ConfigurationError
-        It is none.
+        It is not such an endpoint.
     """
     refusal = ConfigurationError(f"{endpoint!r:.200} is not an endpoint; write tcp://HOST:PORT or ipc://PATH")
     if not endpoint.startswith(_TCP):
@@ -49,7 +49,7 @@ def join(host: str, port: int) -> str:
 
 
 def host_of(endpoint: str) -> str:
-    """Return the host of an endpoint; nothing for one that is not of TCP."""
+    """Return the host of an endpoint; empty if it is not a TCP one."""
     try:
         return split(endpoint)[0]
     except ConfigurationError:
@@ -57,9 +57,9 @@ def host_of(endpoint: str) -> str:
 
 
 def host_named(authority: str) -> str:
-    """Return the host that a Host header names, without brackets and port; nothing where it names none.
+    """Return the host in a Host header, without brackets and port; empty without one.
 
-    No more is read into it than stands there: not ``[::1].example.com``, no user, no zone, no second host.
+    It is read strictly: not ``[::1].example.com``, no user, no zone, no second host.
     """
     has_port = ":" in authority and not authority.endswith("]")
     try:
@@ -70,12 +70,12 @@ def host_named(authority: str) -> str:
 
 
 def is_of(origin: str, authority: str) -> bool:
-    """Whether an Origin header, as browsers send it for other sites, names the one that a Host header names."""
+    """Whether an Origin header, as browsers send it for other sites, names the same site as a Host header."""
     return origin.lower() in (f"http://{authority}".lower(), f"https://{authority}".lower())
 
 
 def ip_of(host: str) -> IPv4Address | IPv6Address | None:
-    """Return a host as an address, one of IPv4 in IPv6's dress without it; None for a name."""
+    """Return a host as an address, IPv4 mapped into IPv6 as IPv4; None for a name."""
     try:
         found = ip_address(host)
     except ValueError:
@@ -84,14 +84,14 @@ def ip_of(host: str) -> IPv4Address | IPv6Address | None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host is this host by itself: ``127.0.0.0/8``, ``::1``, ``localhost``. Other names are not looked up."""
+    """Whether a host is this host: ``127.0.0.0/8``, ``::1``, ``localhost``. Other names are not resolved."""
     found = ip_of(host)
     name = host.lower().removesuffix(".")
     return found.is_loopback if found is not None else name == "localhost" or name.endswith(".localhost")
 
 
 def is_wildcard(host: str) -> bool:
-    """Whether a host stands for all addresses of this one: ``0.0.0.0``, ``::`` or ``*``."""
+    """Whether a host means all addresses of this one: ``0.0.0.0``, ``::`` or ``*``."""
     found = ip_of(host)
     return host == STAR if found is None else found.is_unspecified
 
@@ -102,7 +102,7 @@ def parse_ports(text: str) -> range:
     Raises
     ------
     ConfigurationError
-        It is neither, or names too many.
+        It is neither, or too large a range.
     """
     first, dash, last = text.strip().partition("-")
     ends = [first, last if dash else first]

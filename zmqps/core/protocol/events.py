@@ -1,7 +1,7 @@
-"""What goes into a machine and what comes out of it; the driver loop moves both.
+"""The inputs and outputs of a machine; the driver loop moves both.
 
-A *peer* is named by the transport: ``COORDINATOR`` or ``server_peer(rank)`` for a connection this
-node opened, the routing id for one that was opened to it.
+A *peer* is named by the transport: ``COORDINATOR`` or ``server_peer(rank)`` for a connection that this node opened, the
+routing id for an incoming one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def server_peer(rank: int) -> Peer:
 
 
 class Reader(Protocol):
-    """Something that still reads a buffer: a message that the transport has not fully written."""
+    """An object that still reads a buffer: a message that the transport has not fully written."""
 
     @property
     def done(self) -> bool:
@@ -33,7 +33,7 @@ class Reader(Protocol):
 
 
 class Pending(Protocol):
-    """Something that is still being done aside, by a device."""
+    """Work still in progress on a device."""
 
     def wait(self) -> None:
         """Block until it is done."""
@@ -44,10 +44,10 @@ class Pending(Protocol):
 
 @immutable
 class Received(Immutable):
-    """A message came; the transport says more of a `Hello`, and of who asks unknown for the end of a job.
+    """A message has arrived, with the transport's facts about a `Hello`, and about strangers that ask to end a job.
 
-    ``origin``: the address of the other host that it comes from, empty for this one. ``holder``: where there are keys,
-    whose it is.
+    ``origin``: the address of the other host that it comes from, empty for this one. ``holder``: with keys, the key
+    that was shown.
     """
 
     peer: Peer
@@ -58,7 +58,7 @@ class Received(Immutable):
 
 @immutable
 class Undecodable(Immutable):
-    """Something that is not a message came."""
+    """Data that is not a message has arrived."""
 
     peer: Peer
     error: PSError
@@ -66,7 +66,7 @@ class Undecodable(Immutable):
 
 @immutable
 class Unreachable(Immutable):
-    """A requested connection cannot be made, now or later; or a peer that had one may have none any more."""
+    """A requested connection cannot be made, now or later; or a peer's connection is no longer allowed."""
 
     peer: Peer
     error: PSError
@@ -74,16 +74,16 @@ class Unreachable(Immutable):
 
 @immutable
 class Connected(Immutable):
-    """A connection that this node opens is there, perhaps again: what was sent before may be lost."""
+    """A connection that this node opens is open, perhaps again: earlier messages may be lost."""
 
     peer: Peer
 
 
 @immutable
 class Disconnected(Immutable):
-    """A connection has ended that this node opened, or over which a peer was welcomed; it may come back.
+    """A connection that this node opened, or a welcomed peer's, has ended; it may come back.
 
-    The peer has the same name then.
+    The peer keeps its name.
     """
 
     peer: Peer
@@ -91,7 +91,7 @@ class Disconnected(Immutable):
 
 @immutable
 class Stop(Immutable):
-    """The process was asked to end (a signal, ``close()``); what others can take may be handed over for ``drain_s``."""
+    """The process was asked to end (a signal, ``close()``); its data may be moved to others for ``drain_s``."""
 
     reason: str
     drain_s: float = 0.0
@@ -113,7 +113,7 @@ class Looked(Immutable):
     why: str
 
 
-#: What a transport tells.
+#: Events of a transport.
 NetworkEvent = Received | Undecodable | Unreachable | Connected | Disconnected | Looked
 
 
@@ -124,10 +124,9 @@ NetworkEvent = Received | Undecodable | Unreachable | Connected | Disconnected |
 class Send(Immutable):
     """Send a message.
 
-    ``readers``: a list for each of the payload's buffers, or none. The transport appends a `Reader` to
-    those of buffers that it keeps reading after the send; nobody writes to a buffer before all of its are done.
-    ``after``: the payload is whole only when this is done, so the message leaves after it, and later
-    ones may overtake it.
+    ``readers``: a list for each of the payload's buffers, or none. The transport appends a `Reader` to those of buffers
+    that it keeps reading after the send; a buffer must not be written to before all of its readers are done. ``after``:
+    the payload is complete only when this is done, so the message is sent after it, and later ones may overtake it.
     """
 
     peer: Peer
@@ -138,7 +137,7 @@ class Send(Immutable):
 
 @immutable
 class Connect(Immutable):
-    """Open a connection and call it ``peer`` from now on."""
+    """Open a connection, named ``peer`` from now on."""
 
     peer: Peer
     endpoint: str
@@ -146,14 +145,14 @@ class Connect(Immutable):
 
 @immutable
 class Disconnect(Immutable):
-    """Close a connection that this node has opened; nothing comes over it any more, and nobody tells of its end."""
+    """Close a connection that this node has opened; it delivers nothing any more, and its end is not reported."""
 
     peer: Peer
 
 
 @immutable
 class Look(Immutable):
-    """Find out why nobody answers at an endpoint; `Looked` comes back, some time."""
+    """Find out why an endpoint does not answer; `Looked` follows at some time."""
 
     peer: Peer
     endpoint: str
@@ -161,11 +160,11 @@ class Look(Immutable):
 
 @immutable
 class Log(Immutable):
-    """Say something; ``level`` is debug, info, warning or error.
+    """Log a line; ``level`` is debug, info, warning or error.
 
-    ``kind`` names what has happened where those who watch the cluster are to see it: joined, left, lost, began, …
-    ``job``, ``peer`` (the name of a node) and ``error`` (the number of an error) are what it is about, for those who
-    look for it: the text says so as well, and is all that counts where two are compared.
+    ``kind`` names an event for watchers of the cluster: joined, left, lost, began, … ``job``, ``peer`` (the name of a
+    node) and ``error`` (the number of an error) are for searching: the text contains them as well, and two lines are
+    compared only by their texts.
     """
 
     level: str
@@ -177,16 +176,16 @@ class Log(Immutable):
     error: str = field(default="", compare=False)
 
     def about(self) -> dict[str, str]:
-        """Return what it is about."""
+        """Return its subject."""
         about = {"job": self.job, "peer": self.peer, "error": self.error}
         return {name: value for name, value in about.items() if value}
 
 
 @immutable
 class Record(Immutable):
-    """Keep something under a key of this node's journal, or nothing any more, before anything that follows is done.
+    """Store or delete a record under a key of this node's journal, before any later action is carried out.
 
-    ``data`` is plain: maps, lists, texts, bytes, numbers. Records one after the other are kept all together, or none.
+    ``data`` is plain: maps, lists, texts, bytes, numbers. Consecutive records are stored all together, or not at all.
     """
 
     key: str
@@ -197,7 +196,7 @@ class Record(Immutable):
 class Exit(Immutable):
     """The node's work is over; see `zmqps.core.protocol.exits` for the codes.
 
-    ``done``: all is done that was asked for, so that a signal that asked for it has done no harm.
+    ``done``: everything requested is done, so the signal that asked for the end has done no harm.
     """
 
     code: int
@@ -207,10 +206,9 @@ class Exit(Immutable):
 
 @immutable
 class Run(Immutable):
-    """Work that takes longer than a heartbeat; done aside, its outcome comes back as `Returned`.
+    """Work that takes longer than a heartbeat; done in the background, with the result in `Returned`.
 
-    ``nbytes``: size of the message that it reads; 0: it reads none. The many objects that are made of one are freed
-    for good.
+    ``nbytes``: size of the message that it reads; 0: none. The many objects made from one are freed for good.
     """
 
     tag: Any
@@ -228,7 +226,7 @@ class Resolve(Immutable):
 
 @immutable
 class Landed(Immutable):
-    """Some parameters of a pull, by number, are where they belong while others are still awaited."""
+    """Some parameters of a pull, by number, are in place while others are still awaited."""
 
     operation: Any
     parameters: tuple[int, ...]
@@ -236,7 +234,7 @@ class Landed(Immutable):
 
 @immutable
 class Notify(Immutable):
-    """Something has happened that the user may want to know, and has not asked for."""
+    """An event that the user may want to know, without having asked."""
 
     event: Any
 
@@ -249,16 +247,16 @@ class Machine(Protocol):
 
     @property
     def title(self) -> str:
-        """Who this node is, for errors."""
+        """This node's identity, for errors."""
 
     def handle(self, event: Any, now: float) -> list[Action]:
-        """Take an event at time ``now`` (seconds of a monotonic clock) and say what to do."""
+        """Process an event at time ``now`` (seconds of a monotonic clock) and return the actions."""
 
     def next_deadline(self) -> float | None:
-        """Return when `on_deadline` wants to be called, or None."""
+        """Return when to call `on_deadline`, or None."""
 
     def on_deadline(self, now: float) -> list[Action]:
-        """Do what was due by ``now``."""
+        """Do what is due by ``now``."""
 
     def validate(self) -> None:
         """Assert the invariants; called by tests after every event."""

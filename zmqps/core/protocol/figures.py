@@ -1,6 +1,6 @@
-"""What nodes count: each figure's name in a heartbeat, and under which name, in which unit, metrics show it.
+"""The figures of nodes: each one's name in a heartbeat, and its name and unit in metrics.
 
-A machine counts in plain numbers under short names. This table is the one place that says what they mean.
+A machine counts in plain numbers under short names. Only this table defines their meaning.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ class Figure:
     name: str  # in a heartbeat, and in the status
     metric: str  # the name that Prometheus has it under: ``zmqps_<noun>_<unit>[_total]``
     kind: Kind  # whether it only grows, goes up and down, or has a count for each size
-    help: str  # what it is, in a sentence
-    of: tuple[Scope, ...] = ()  # who counts it: some of `SCOPES`. A counter of theirs that is not in a heartbeat is 0
-    labels: tuple[str, ...] = ()  # what tells its series apart, beside who counts it
+    help: str  # a sentence that explains it
+    of: tuple[Scope, ...] = ()  # which nodes count it: some of `SCOPES`. If a heartbeat lacks it, it is 0
+    labels: tuple[str, ...] = ()  # the labels of its series, besides the node
 
 
-#: Who counts: a worker (or observer) and a server as a process, a server for each of its jobs, the coordinator.
+#: The counting scopes: a worker (or observer) and a server as a process, a server for each of its jobs, the
+#: coordinator.
 SCOPES: tuple[Scope, ...] = ("worker", "server", "job", "coordinator")
 W: tuple[Scope, ...] = ("worker",)
 S: tuple[Scope, ...] = ("server",)
@@ -54,7 +55,7 @@ def _histogram(name: str, noun: str, of: tuple[Scope, ...], text: str) -> Figure
     return Figure(name=name, metric=f"zmqps_{noun}", kind="histogram", help=text, of=of)
 
 
-#: What nodes count of themselves or, on a server, of each job.
+#: A node's figures of itself or, on a server, of each job.
 OF_NODES: tuple[Figure, ...] = (
     _counter("pushes", "pushes", WJ, "Pushes completed by a worker, or applied by a server."),
     _counter("pulls", "pulls", WJ, "Pulls completed by a worker, or answered by a server."),
@@ -118,7 +119,7 @@ def _known(name: str, noun: str, text: str, *labels: str) -> Figure:
     return Figure(name=name, metric=f"zmqps_{noun}", kind=kind, help=text, labels=labels)
 
 
-#: What the coordinator knows of jobs and members, by the name in `zmqps.core.coordinator.watching.measured`.
+#: The coordinator's figures of jobs and members, by the name in `zmqps.core.coordinator.watching.measured`.
 OF_COORDINATOR: tuple[Figure, ...] = (
     _known("members", "members", "Nodes that have joined.", "role", "job"),
     _known("wanted_servers", "wanted_servers", "Servers that make the cluster."),
@@ -140,12 +141,12 @@ OF_COORDINATOR: tuple[Figure, ...] = (
     _known("value", "value", "What a training script has logged last.", "name", "role", "rank", "job"),
 )  # fmt: skip
 
-#: Of several copies, or jobs, the greatest tells; all other figures are summed up.
+#: Of several copies, or jobs, the maximum counts; all other figures are summed.
 GREATEST = {"version", "oldest_parked_s", "unconfirmed_s"}
 
 
 def is_histogram(name: str, value: object) -> bool:
-    """Whether this is what a node says of a known histogram: its sum, then its counts."""
+    """Whether this is a node's value of a known histogram: its sum, then its counts."""
     bounds = BOUNDS.get(name)
     if bounds is None or not isinstance(value, list | tuple) or len(value) != len(bounds) + 2:
         return False

@@ -1,7 +1,8 @@
-"""The decorator of messages, events and actions: plain classes with slots, which nobody changes.
+"""The decorator of messages, events and actions: plain classes with slots, which are never modified.
 
-A frozen dataclass sets each field through ``object.__setattr__``, six times the time, and `dataclass` compiles seven
-methods for each class. Here it compiles ``__init__`` alone: the others are shared, and mypy forbids a change.
+A frozen dataclass sets each field through ``object.__setattr__``, which takes six times as long, and `dataclass`
+compiles seven methods for each class. This one compiles only ``__init__``: the others are shared, and mypy forbids a
+change.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ if TYPE_CHECKING:
 
 
 class Immutable:
-    """Base of all that `immutable` makes; equal are those of one class whose compared fields are."""
+    """Base of all `immutable` classes; objects of one class are equal if their compared fields are."""
 
     __slots__ = ()
     _compared: ClassVar[Callable[[Any], Any]]
-    if TYPE_CHECKING:  # what `dataclasses.replace` and `dataclasses.fields` ask for
+    if TYPE_CHECKING:  # required by `dataclasses.replace` and `dataclasses.fields`
         __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
     def __eq__(self, other: object) -> bool:

@@ -1,7 +1,6 @@
-"""Frames in another process's memory, which stay as they are while they are read.
+"""Frames in another process's memory, which do not change while they are read.
 
-A transport may hand out such frames (docs/lane.md). The lender learns of it by a `Loan` among the
-readers of what it sent.
+A transport may deliver such frames (docs/lane.md). The lender sees them as a `Loan` among the readers of its message.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ from zmqps.core.protocol.arrays import Array
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
-#: `zmqps.core.protocol.messages.Push.checked` of gradients that have been looked at, and that their sender leaves alone
-#: where they lie until their step is over. Anything else but 0 says the first only.
+#: `zmqps.core.protocol.messages.Push.checked` of checked gradients that their sender does not change in place until
+#: their step is over. Any other value but 0 means only that they are checked.
 STAYS = 2
 
 
@@ -31,7 +30,7 @@ class Loan:
 
 
 class Borrowed(np.ndarray[Any, np.dtype[np.uint8]]):
-    """Bytes ``[start, stop)`` of a memory that stay as they are while ``hold`` is referred to."""
+    """Bytes ``[start, stop)`` of a memory that does not change while ``hold`` is referred to."""
 
     memory: Bytes
     start: int
@@ -39,7 +38,7 @@ class Borrowed(np.ndarray[Any, np.dtype[np.uint8]]):
 
 
 def borrow(memory: Bytes, start: int, stop: int, hold: Any) -> memoryview:
-    """Return bytes of a memory; all that is made of them, slices and arrays alike, keeps ``hold`` alive."""
+    """Return bytes of a memory; everything made of them, slices and arrays alike, keeps ``hold`` alive."""
     borrowed = memory[start:stop].view(Borrowed)
     borrowed.memory, borrowed.start, borrowed.hold = memory, start, hold
     # numpy would leave the array out of the chain that keeps memory alive, but not a memoryview
@@ -47,14 +46,14 @@ def borrow(memory: Bytes, start: int, stop: int, hold: Any) -> memoryview:
 
 
 def lender_of(array: Array) -> Borrowed | None:
-    """Return the borrowed bytes that an array made of a frame lies in; None if there are none."""
+    """Return the borrowed bytes that contain an array made of a frame; None if there are none."""
     frame = _frame_of(array)
     owner = None if frame is None else frame.obj
     return owner if isinstance(owner, Borrowed) else None
 
 
 def received(array: Array) -> memoryview | None:
-    """Return the frame that an array lies in if its memory was allocated for it; None if somebody else needs it back.
+    """Return the frame of an array if its memory was allocated for it; None if the memory must be returned to an owner.
 
     Frames in memory that is shared, lent or used in turns are arrays of that memory (`borrow` says why).
     """

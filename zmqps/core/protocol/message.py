@@ -1,4 +1,4 @@
-"""What every message is, and what fields of messages are: the types that annotate them.
+"""The base of all messages, and the types that annotate their fields.
 
 The annotations are the schema: `zmqps.core.protocol.wire` has a check for each of these types, found by its name.
 """
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     Text: TypeAlias = str
     Seconds: TypeAlias = float
     Incarnation: TypeAlias = bytes
-    Key: TypeAlias = bytes  # 16 of them, or none: a secret, or what proves that somebody knows one
-    Plain: TypeAlias = Mapping[str, Any]  # nested maps, lists, strings, numbers: what a job or a status is made of
+    Key: TypeAlias = bytes  # 16 of them, or none: a secret, or a proof of knowing one
+    Plain: TypeAlias = Mapping[str, Any]  # nested maps, lists, strings, numbers: of a job or a status
     Facts: TypeAlias = Mapping[str, str | int | float | bool | None]
     Texts: TypeAlias = Sequence[str]
     Versions: TypeAlias = Sequence[int]
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     Contributors: TypeAlias = Sequence[Contributor]
     Entries: TypeAlias = Sequence[Entry]
     Terms: TypeAlias = Sequence[float]  # of an update: `zmqps.core.protocol.terms`
-    Blob: TypeAlias = bytes  # of a trace, say: up to `MAX_BLOB_NBYTES` of them, which travel in the header
+    Blob: TypeAlias = bytes  # such as of a trace: up to `MAX_BLOB_NBYTES` of them, inside the header
     Buffer: TypeAlias = Any  # bytes, memoryview, ndarray: C-contiguous, with the buffer protocol
     Payload: TypeAlias = Sequence[Buffer]
 

@@ -15,7 +15,7 @@ from zmqps.core.protocol.encoding import RAW, choose, named
 from zmqps.core.protocol.messages import Tensors
 from zmqps.errors import ConfigurationError, LimitError, ProtocolError
 
-#: What travels between stages: activations and gradients, labels and masks. On the wire little-endian.
+#: The dtypes between stages: of activations and gradients, labels and masks. On the wire little-endian.
 _NAMES = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split()
 DTYPES = {name: np.dtype(name).newbyteorder("<") for name in _NAMES}
 #: Dtypes that codecs take.
@@ -23,7 +23,7 @@ ENCODED = ("float32", "float64")
 MAX_ARRAYS = 1024
 #: As numpy's own limit.
 MAX_DIMENSIONS = 32
-#: Larger arrays are sent in pieces: what a stage takes in one frame a stranger could leave half sent.
+#: Larger arrays are sent in pieces: a stranger could leave a frame half sent.
 FRAME_NBYTES = 4 << 20
 
 
@@ -35,9 +35,9 @@ def pack(number: int, arrays: Mapping[str, Any], codec: str = RAW) -> Tensors:
     number
         Of the message on its connection.
     arrays
-        Anything that numpy makes arrays of, by name.
+        Anything that converts to numpy arrays, by name.
     codec
-        How float32 and float64 arrays travel, if they are large enough to gain from it.
+        The codec of float32 and float64 arrays, if they are large enough to gain from it.
     """
     if len(checks.mapping("arrays", arrays, "name -> array")) > MAX_ARRAYS:
         raise LimitError(what="number of arrays in a message", got=len(arrays), limit=MAX_ARRAYS)
@@ -54,7 +54,7 @@ def pack(number: int, arrays: Mapping[str, Any], codec: str = RAW) -> Tensors:
 
 
 def _as_array(name: object, value: Any) -> Array:
-    """Return what is to be sent as an array; raise `ConfigurationError` for what no message can carry."""
+    """Return a value as an array; raise `ConfigurationError` if no message can carry it."""
     what = "not the name of an array"
     try:
         if isinstance(name, str):
@@ -70,12 +70,12 @@ def _as_array(name: object, value: Any) -> Array:
 
 
 def unpack(message: Tensors) -> dict[str, Array]:
-    """Return the arrays of a message: new ones, which may be written to.
+    """Return the arrays of a message: new, writable ones.
 
     Raises
     ------
     LimitError, ProtocolError
-        The message does not hold what it says; nothing is allocated that did not come.
+        The message does not hold what it claims; nothing is allocated for missing data.
     """
     if len(message.arrays) > MAX_ARRAYS:
         raise LimitError(what="number of arrays in a message", got=len(message.arrays), limit=MAX_ARRAYS)
@@ -103,7 +103,7 @@ def unpack(message: Tensors) -> dict[str, Array]:
 
 
 def _entry(name: str, entry: Any) -> tuple[str, np.dtype[Any], tuple[int, ...], Codec | None, int]:
-    """Check what a message says of one array: its bytes must be as many as its shape and codec make."""
+    """Check a message's description of one array: its bytes must match its shape and codec."""
     if type(entry) is not list or [type(item) for item in entry] != [str, list, str, int]:
         raise ProtocolError(f"array {name[:60]!r} is not [dtype, shape, codec, bytes]")
     dtype_name, shape, codec_text, nbytes = entry
@@ -111,7 +111,7 @@ def _entry(name: str, entry: Any) -> tuple[str, np.dtype[Any], tuple[int, ...], 
         raise ProtocolError(f"array {name[:60]!r} has a dtype that does not travel, {dtype_name[:40]!r}")
     if len(shape) > MAX_DIMENSIONS or any(type(n) is not int or n < 0 for n in shape):
         raise ProtocolError(f"array {name[:60]!r} has no usable shape")
-    if math.prod(max(1, n) for n in shape) >= 1 << 56:  # numpy refuses it also where another dimension is 0
+    if math.prod(max(1, n) for n in shape) >= 1 << 56:  # numpy refuses it even if another dimension is 0
         raise ProtocolError(f"array {name[:60]!r} has no usable shape")
     size, dtype, codec = math.prod(shape), DTYPES[dtype_name], named(codec_text)
     if codec is None:
@@ -119,7 +119,7 @@ def _entry(name: str, entry: Any) -> tuple[str, np.dtype[Any], tuple[int, ...], 
     elif codec.error_feedback or dtype_name not in ENCODED:
         raise ProtocolError(f"array {name[:60]!r}: {dtype_name} does not travel in {codec.name}")
     else:
-        # bounds the size before a codec sees it: each of them takes a byte a value at least
+        # bounds the size before a codec sees it: each takes at least a byte per value
         expected = codec.encoded_nbytes(size, dtype) if size <= nbytes else -1
     if nbytes != expected:
         raise ProtocolError(f"array {name[:60]!r} cannot have {nbytes} bytes")

@@ -1,4 +1,4 @@
-"""Plain data in bytes, as they are kept: maps, lists, texts, bytes and numbers."""
+"""Plain data in stored form: maps, lists, texts, bytes and numbers."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from zmqps.errors import ProtocolError
 
 
 def pack(data: Any) -> bytes:
-    """Return plain data in bytes."""
+    """Return plain data as bytes."""
     packed: bytes = msgpack.packb(data)
     return packed
 
 
 def unpack(data: bytes) -> Any:
-    """Return what was packed.
+    """Return the unpacked data.
 
     Raises
     ------
     ProtocolError
-        These are other bytes, or they are damaged.
+        The bytes are of another form, or damaged.
     """
     try:
         return msgpack.unpackb(data, max_ext_len=0)

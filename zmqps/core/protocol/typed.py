@@ -1,7 +1,7 @@
-"""Headers of the messages that travel in every step, decoded and checked by one call of compiled code.
+"""Headers of the messages of every step, decoded and checked by one call of compiled code.
 
 The annotations of a message are its schema, here as in `zmqps.core.protocol.wire`. The checks there are the reference:
-what is refused here they look at once more, and say what is wrong with it.
+they examine what is refused here again, and name the error.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from zmqps.core.protocol.limits import INCARNATION_NBYTES, MAX_TEXT_CHARS
 
 _U8: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 8) - 1)]
 _U32: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
-_U64: TypeAlias = Annotated[int, Meta(ge=0)]  # msgpack has none that are larger
+_U64: TypeAlias = Annotated[int, Meta(ge=0)]  # msgpack has no larger ones
 _INCARNATION: TypeAlias = Annotated[bytes, Meta(min_length=INCARNATION_NBYTES, max_length=INCARNATION_NBYTES)]
 
-#: Annotation -> what is read in its place. Of terms only that there are none, as in most jobs.
+#: Annotation -> the type read instead. Of terms only that there are none, as in most jobs.
 TYPES: dict[str, Any] = {
     "U8": _U8,
     "U32": _U32,
@@ -31,20 +31,20 @@ TYPES: dict[str, Any] = {
     "Parts": tuple[tuple[_U32, _U64, tuple[_U32, ...]], ...],
     "Terms": tuple[()],
 }
-#: The bytes of a payload, or the sizes of the frames that it comes in.
+#: The bytes of a payload, or the sizes of its frames.
 PAYLOAD: Any = bytes | list[_U64]
 
-#: Plain data that are packed already, as a part of others.
+#: Plain data already packed, as a part of others.
 Packed: TypeAlias = Raw
 #: Returns the bytes of plain data.
 pack = Encoder().encode
 
 
 def reader(annotations: Iterable[str], has_payload: bool) -> Callable[[memoryview], tuple[Any, ...]]:
-    """Return what reads the headers of one kind of message: kind and fields.
+    """Return the decoder of the headers of one kind of message: kind and fields.
 
-    ``annotations`` are those of its fields, without the payload. It raises `ValueError` for all else, and leaves to
-    `are_ordered` whether ranges ascend.
+    ``annotations`` are those of its fields, without the payload. It raises `ValueError` for other input, and leaves the
+    order of ranges to `are_ordered`.
     """
     types = [int, *(TYPES[name] for name in annotations), *((PAYLOAD,) if has_payload else ())]
     read: Callable[[memoryview], tuple[Any, ...]] = Decoder(tuple[tuple(types)]).decode  # type: ignore[misc]
@@ -52,7 +52,7 @@ def reader(annotations: Iterable[str], has_payload: bool) -> Callable[[memoryvie
 
 
 def are_ordered(parts: Sequence[Part]) -> bool:
-    """Whether in each part every stop lies behind its start, and no start before the stop ahead of it."""
+    """Whether in each part every stop is after its start, and no start before the previous stop."""
     return all(_ascend(ranges) for _, _, ranges in parts)
 
 

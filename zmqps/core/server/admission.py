@@ -1,4 +1,4 @@
-"""Whether a shard fits beside those of other jobs: decided before any of it is allocated."""
+"""Whether a shard fits in addition to those of other jobs: decided before any of it is allocated."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from zmqps.errors import JobMemoryError, counted
 class Room(NamedTuple):
     """What a server that builds a shard knows about the memory for it.
 
-    ``reserved_nbytes`` were admitted for other jobs on it; ``available_nbytes`` are its share of what is free on
-    its host; ``num_workers`` is how many the job counts on; ``gently``: it is trained meanwhile, and nobody waits for
+    ``reserved_nbytes`` were admitted for other jobs on it; ``available_nbytes`` are its share of its host's free
+    memory; ``num_workers`` is how many the job counts on; ``gently``: the job trains meanwhile, and does not wait for
     the shard; ``sharing`` servers of the job are on the host.
     """
 
@@ -26,7 +26,7 @@ class Room(NamedTuple):
 
 
 def required_nbytes(placement: Placement, index: int, num_slots: int, job: JobSpec, num_workers: int) -> dict[str, int]:
-    """Return the bytes that a shard of a job takes with so many workers, by what they are for."""
+    """Return the bytes of a job's shard with this many workers, by purpose."""
     values = placement.nbytes(index)
     return {
         "values": values,
@@ -37,7 +37,7 @@ def required_nbytes(placement: Placement, index: int, num_slots: int, job: JobSp
 
 
 def described(placement: Placement, index: int, required: Mapping[str, int]) -> str:
-    """Return a shard with what takes how much, for errors."""
+    """Return a shard and its memory by purpose, for errors."""
     parts = ", ".join(f"{what} {nbytes:,}" for what, nbytes in required.items() if nbytes)
     return f"shard {index} of {placement.num_shards} ({parts})"
 

@@ -1,4 +1,4 @@
-"""The shards that a server is yet to build: one at a time, each admitted beside those before it."""
+"""The shards that a server is yet to build: one at a time, each admitted in addition to those before it."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from zmqps.errors import JobError, ProtocolError, PSError
 
 
 class Built(NamedTuple):
-    """A shard that was built, and the ledgers of workers that go on with it, as plain data; None: there are none."""
+    """A shard that was built, and the restored ledgers of workers, as plain data; None: there are none."""
 
     shard: Shard
     ledgers: Mapping[str, Any] | None = None
 
 
-#: ``begin(shard, job, restore)``, as in `Assign`: returns the ledgers of workers that go on, as `Built` has them.
+#: ``begin(shard, job, restore)``, as in `Assign`: returns the restored ledgers of workers, as in `Built`.
 Begin: TypeAlias = Callable[[Shard, JobSpec, Mapping[str, Any]], Mapping[str, Any] | None]
 
 
 def begin_anew(shard: Shard, job: JobSpec, restore: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Begin with nothing that was there before."""
+    """Start without restored state."""
     raise JobError("this server cannot begin with anything that was saved")
 
 
@@ -42,8 +42,8 @@ class Builds:
         tenants: Mapping[int, Tenant],  # the jobs of the server by epoch; shared with its machine
         # builds a shard: ``make_shard(job, placement, index, room)``
         make_shard: Callable[[JobSpec, Placement, int, Room], Shard],
-        available: Callable[[], int],  # returns the bytes of memory that can be had on this host
-        begin: Begin = begin_anew,  # lets a shard that is built begin with something that was there before
+        available: Callable[[], int],  # returns the available bytes of memory on this host
+        begin: Begin = begin_anew,  # restores the state of a new shard
     ) -> None:
         self._tenants = tenants
         self._make_shard = make_shard
@@ -63,12 +63,12 @@ class Builds:
         return (epoch for epoch, tenant in self._tenants.items() if tenant.shard is not None)
 
     def add(self, assign: Assign) -> list[Action]:
-        """Queue the shard of a tenant that is there now."""
+        """Queue the shard of an existing tenant."""
         self._waiting.append(assign)
         return self._begin() if len(self._waiting) == 1 else []
 
     def next(self) -> list[Action]:
-        """The first shard is built, or could not be: begin with the next one."""
+        """The first shard is built, or could not be: start the next one."""
         self._waiting.popleft()
         return self._begin()
 
@@ -88,14 +88,14 @@ class Builds:
         return [Run(assign, partial(self._build, assign, room))]
 
     def _build(self, assign: Assign, room: Room) -> Built:
-        """Read the job, which takes long where it has many parameters, and build its shard; in another thread."""
+        """Read the job, which takes long if it has many parameters, and build its shard; in another thread."""
         job, placement = _located(assign)
         shard = self._make_shard(job, placement, assign.shard, room)
         return Built(shard, self._begin_with(shard, job, assign.restore) if assign.restore else None)
 
 
 def build_error(name: str, assign: Assign, error: Exception) -> PSError:
-    """Return what a server of this name says to the coordinator when it could not build a shard."""
+    """Return this server's report to the coordinator that it could not build a shard."""
     if isinstance(error, PSError):
         return error
     if isinstance(error, MemoryError):
@@ -104,7 +104,7 @@ def build_error(name: str, assign: Assign, error: Exception) -> PSError:
 
 
 def _located(assign: Assign) -> tuple[JobSpec, Placement]:
-    """Return the job of an `Assign` and where it lies; raise `PSError` where one of them is not valid."""
+    """Return the job and the placement of an `Assign`; raise `PSError` if one of them is invalid."""
     with uncollected():
         job = JobSpec.from_wire(assign.job)
         keyspace = KeySpace.of(job).prepared()

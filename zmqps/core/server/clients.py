@@ -1,4 +1,4 @@
-"""Who may talk to a server: members of its jobs, each by a ticket of the coordinator, on one connection."""
+"""The clients of a server: members of its jobs, each by a ticket of the coordinator, on one connection."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from zmqps.errors import (
     PSError,
 )
 
-#: A worker is a few hundred bytes and a ledger here. The coordinator has no more members.
+#: A worker takes a few hundred bytes and a ledger here. The coordinator has no more members.
 MAX_CLIENTS = 4096
-#: Incarnations that were lost or have left, of which it is known how. Who pushed is refused after that, too.
+#: Departed incarnations whose reason is known. Those that pushed are refused after that, too.
 MAX_BARRED = 4096
 
 
@@ -32,26 +32,26 @@ class Client:
 
     def __init__(
         self,
-        hello: Hello,  # what it said
-        peer: Peer,  # the connection it said it on: no other one speaks for it
-        holder: KeyHolder | None = None,  # whose key it has shown, where there are keys
+        hello: Hello,  # its Hello
+        peer: Peer,  # the connection of that Hello: no other one speaks for it
+        holder: KeyHolder | None = None,  # the holder of its key, if there are keys
     ) -> None:
         self.hello = hello
         self.holder = holder
-        self.may = TO_SERVER[hello.role]  # what is taken of it; its key allows the role, as `welcome` has seen
+        self.may = TO_SERVER[hello.role]  # its permissions; `welcome` has checked that its key allows the role
         self.peer = peer
-        self.epochs: set[int] = set()  # of the shards here of the job it trains: it has shown a ticket for each
-        self.loads: set[int] = set()  # those of which it was asked to upload the initial values
+        self.epochs: set[int] = set()  # of the job's shards here for which it has shown a ticket
+        self.loads: set[int] = set()  # those for which it was asked to upload the initial values
         self.name = f"{hello.name} ({hello.host}, pid {hello.pid})"  # in errors and logs
-        # whose copies a treatment keeps; an observer pushes nothing
+        # a treatment keeps copies for it; an observer pushes nothing
         self.puller = hello.incarnation if hello.role == "worker" else b""
 
 
 @cache
 def departed(evicted: int) -> PSError:
-    """Return what somebody is told who has gone and comes back; ``evicted`` as in `Departed`.
+    """Return the error for a departed client that comes back; ``evicted`` as in `Departed`.
 
-    One for all of them: thousands are remembered. It is raised `again`, not itself.
+    One for all of them: thousands are remembered. Only copies of it (`again`) are raised.
     """
     if evicted == 2:
         return shut_out("worker")
@@ -61,38 +61,38 @@ def departed(evicted: int) -> PSError:
 
 
 class Clients:
-    """The clients of a server, their connections, and those who may not come back."""
+    """The clients of a server, their connections, and those that may not come back."""
 
-    def __init__(self, *, keyed: bool = False) -> None:  # whether nobody is welcome without a key
+    def __init__(self, *, keyed: bool = False) -> None:  # whether a welcome needs a key
         self._keyed = keyed
         self.by_incarnation: dict[bytes, Client] = {}
         self._by_peer: dict[Peer, Client] = {}
-        #: Returns the client behind a connection; None: nobody has shown a ticket there.
+        #: Returns the client of a connection; None: no ticket was shown on it.
         self.find: Callable[[Peer], Client | None] = self._by_peer.get
         self._barred: OrderedDict[bytes, tuple[Peer, PSError]] = OrderedDict()  # by incarnation
-        self._barred_peers: dict[Peer, bytes] = {}  # the incarnation that was behind a connection
+        self._barred_peers: dict[Peer, bytes] = {}  # the departed incarnation of a connection
 
     def __len__(self) -> int:
         return len(self.by_incarnation)
 
     def incarnation(self, peer: Peer) -> bytes:
-        """Return whose connection this is; empty: nobody has shown a ticket there."""
+        """Return the client of a connection; empty: no ticket was shown on it."""
         client = self.find(peer)
         return b"" if client is None else client.hello.incarnation
 
     def welcome(
         self, peer: Peer, hello: Hello, key: bytes, holder: KeyHolder | None = None, past: Container[bytes] = ()
     ) -> bytes:
-        """Take a member of the job that has the shard of this key; return what proves to it who this server is.
+        """Welcome a member of the job whose shard has this key; return the proof of this server's identity.
 
         The same incarnation may come on another connection: that one speaks for it from then on. It may show tickets
-        for several shards, one after the other, over one connection. A ticket does not
-        expire before its job: ``past`` are those who pushed to that and have gone, however long ago.
+        for several shards, one after the other, over one connection. A ticket does not expire before its job: ``past``
+        are the departed members that pushed to it, however long ago.
 
         Raises
         ------
         IdentityError
-            Its ticket is not one that the coordinator made for it, and for this server; or its key does not allow that.
+            Its ticket was not made by the coordinator for it, and for this server; or its key does not allow this.
         PSError
             It was lost, or has left.
         """
@@ -127,12 +127,12 @@ class Clients:
         return proof_of(key, hello.role, who)
 
     def check_known(self, peer: Peer) -> None:
-        """Raise what bars the client that was behind a connection."""
+        """Raise the error of the departed client of a connection."""
         if peer in self._barred_peers:
             raise self._barred[self._barred_peers[peer]][1].again()
 
     def drop(self, epoch: int) -> list[bytes]:
-        """A shard is not here any more: return the clients that had shown a ticket for no other one."""
+        """A shard has left this server: return the clients without a ticket for any other one."""
         gone = list[bytes]()
         for who, client in self.by_incarnation.items():
             client.loads.discard(epoch)
@@ -146,16 +146,16 @@ class Clients:
         return incarnation in self._barred
 
     def forget(self, incarnation: bytes) -> Client | None:
-        """Return a client that is one no more."""
+        """Remove a client, and return it."""
         client = self.by_incarnation.pop(incarnation, None)
         if client is not None:
             del self._by_peer[client.peer]
         return client
 
     def bar(self, incarnation: bytes, error: PSError) -> Client | None:
-        """Do not take an incarnation again, whatever ticket it shows; return the client that it was.
+        """Refuse an incarnation from now on, whatever ticket it shows; return its client.
 
-        Said again, it changes nothing: what it is told over its old connection stays.
+        A repeated call changes nothing: the error on its old connection stays the same.
         """
         client = self.forget(incarnation)
         if incarnation in self._barred:
@@ -169,14 +169,14 @@ class Clients:
         return client
 
     def _unbar(self, incarnation: bytes) -> Peer:
-        """Forget what bars an incarnation; return the connection that it had."""
+        """Forget a departed incarnation; return its connection."""
         peer, _ = self._barred.pop(incarnation, (b"", None))
         if self._barred_peers.get(peer) == incarnation:  # another one may have come over it since
             del self._barred_peers[peer]
         return peer
 
     def validate(self, epochs: Iterable[int]) -> None:
-        """Assert that both directions agree, and that all have shown tickets for shards of these epochs."""
+        """Assert that both directions agree, and that all clients have tickets for shards of these epochs."""
         here, barred = set(epochs), self._barred
         assert len(self._by_peer) == len(self) <= MAX_CLIENTS
         for who, client in self.by_incarnation.items():

@@ -1,4 +1,4 @@
-"""The whole server: what extends the kernel, and where each extension is entered."""
+"""The whole server: the extensions of the kernel, which are registered here."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from zmqps.core.server.shard import Shard
 
 
 class ServerMachine(ServerKernel):
-    """A server as it is run: it keeps tables and copies as well, saves what it has, and hands it over when it goes."""
+    """A server as it is run: with tables and copies, checkpoints, and draining."""
 
     def __init__(
         self,
         identity: Identity,  # this and the next: as of `ServerKernel`
         coordinator: str,
-        # builds a shard: ``make_shard(job, placement, index, room)``, one at a time. An error it raises is reported to
-        # the coordinator, and by it to the worker that started the job
+        # builds a shard: ``make_shard(job, placement, index, room)``, one at a time. Its errors are reported to the
+        # coordinator, and by it to the worker that started the job
         make_shard: Callable[[JobSpec, Placement, int, Room], Shard],
-        available: Callable[[], int] = lambda: 1 << 62,  # returns the bytes of memory that can be had on this host
-        files: Files | None = None,  # where checkpoints are written and read; None: this server does neither
+        available: Callable[[], int] = lambda: 1 << 62,  # returns the available bytes of memory on this host
+        files: Files | None = None,  # where checkpoints are written and read; None: nowhere
     ) -> None:
         super().__init__(identity, coordinator)
         self.orders = Orders(self, Builds(self.tenants, make_shard, available, partial(begin_from, files)))
@@ -73,7 +73,7 @@ class ServerMachine(ServerKernel):
         hooks.validated.extend([replication.validate, saves.validate])
 
     def counters(self) -> Mapping[str, Any]:
-        """Return the counters shown in the status, those of all jobs as well."""
+        """Return the counters for the status, with those of all jobs."""
         found = super().counters()
         return {**in_all(found["jobs"].values()), **found}
 
@@ -98,7 +98,7 @@ class ServerMachine(ServerKernel):
 
 
 def begin_from(files: Files | None, shard: Shard, job: JobSpec, source: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Let a shard that was just built begin with what was saved, or wait for what others here have of it."""
+    """Restore a new shard from a checkpoint, or let it wait for other copies on this server."""
     ledgers: Mapping[str, Any] = {}
     if source.get("cut"):
         await_parents(shard)

@@ -1,4 +1,4 @@
-"""Who takes what happens to a server: the kernel's own, and what extensions enter."""
+"""Which part handles which event of a server: the kernel's own, and those that extensions register."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ Hook: TypeAlias = Callable[[Tenant, float], list[Action]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handlers:
-    """Who takes what.
+    """The handlers.
 
     Parameters
     ----------
     orders
-        Messages of the coordinator; what is not here concerns the member alone.
+        Messages of the coordinator; others concern only the member.
     requests
-        Messages of clients that are known.
+        Messages of known clients.
     events, returned
-        Events that are no messages; results of what was done aside, by the kind of their tag.
+        Events that are not messages; results of background work, by the kind of their tag.
     links
-        What happens on connections that this server has opened to others.
+        Events of connections that this server has opened to others.
     """
 
     orders: dict[type[Message], Callable[[Any, float], list[Action]]] = field(default_factory=dict)
@@ -40,19 +40,19 @@ class Handlers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hooks:
-    """Who is called, in order, when something has happened to a shard; nobody, where no extension has entered anything.
+    """The functions called, in order, for events of a shard; none without extensions.
 
     Parameters
     ----------
     assigned, built, loaded, committed, discarded
-        A shard is given to this server, which may be refused (`PSError`); it is there; it has its values; it has
-        committed a step; it is not kept any more.
+        A shard is given to this server, which may be refused (`PSError`); it is built; it has its values; it has
+        committed a step; it is freed.
     welcomed
         A client has shown its ticket for a shard.
     counted
-        Return what else the status shows of a shard.
+        Return more of a shard's counters for the status.
     timers
-        What else has its time.
+        Other timers.
     validated
         Assert the invariants.
     """

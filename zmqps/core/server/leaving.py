@@ -1,4 +1,4 @@
-"""A server that is to go: what it has moves to others first, which the coordinator sees to."""
+"""A server that is draining: the coordinator moves what it has to others first."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from zmqps.core.protocol.messages import Drain, Draining
 from zmqps.core.protocol.messages.membership import DepartureCause
 from zmqps.core.protocol.messages.resizing import DrainState
 
-#: So often the coordinator is asked again, how far it is.
+#: How often the coordinator is asked for the progress.
 AGAIN_S = 1.0
 REQUEST = 1
 
 
 class Leaving:
-    """What a server does from the moment that it is asked to end."""
+    """What a server does after it is asked to end."""
 
-    def __init__(self, member: Member) -> None:  # its place at the coordinator
-        self.due: float | None = None  # when `on_deadline` is to be called
+    def __init__(self, member: Member) -> None:  # its membership
+        self.due: float | None = None  # when to call `on_deadline`
         self._member = member
         self._reason = ""
         self._ends_at: float | None = None  # whatever has moved by then
-        self._text = ""  # how far it was when last heard
+        self._text = ""  # the last reported progress
         self._gone = False
 
     def stop(self, event: Stop, now: float) -> list[Action]:
-        """The process is to end: at once, or when what it has is elsewhere, or after some time."""
+        """The process must end: at once, when its shards are elsewhere, or after some time."""
         if event.drain_s <= 0 or not self._member.joined:
             return self._end(event.reason, now)
         if self._ends_at is not None:
@@ -41,17 +41,17 @@ class Leaving:
         return [Send(COORDINATOR, Drain(REQUEST, "", 0))]
 
     def on_deadline(self, now: float) -> list[Action]:
-        """Ask again, or end."""
+        """Ask for the progress again, or end."""
         if self._ends_at is None:
             self.due = None
             return []
-        if now < self._ends_at:  # a coordinator that does not answer is lost before, and this server ends with it
+        if now < self._ends_at:  # a silent coordinator is lost before, and this server ends with it
             return self._ask(now)
         left = self._text or "the coordinator does not answer"
         return [Log("warning", f"not everything could be handed over in time ({left})"), *self._end(self._reason, now)]
 
     def told(self, message: Draining, now: float) -> list[Action]:
-        """The coordinator says how far it is, whether this process or somebody else has asked for it."""
+        """The coordinator reports the progress, whether this process or a client has asked for it."""
         if self._gone:
             return []
         if message.state == DrainState.GONE:

@@ -1,4 +1,4 @@
-"""What a shard remembers of applied pushes, so that a push sent twice is applied once."""
+"""A shard's record of applied pushes, so that a repeated push is applied once."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 from zmqps.core.protocol.limits import PUSH_WINDOW
 from zmqps.errors import LedgerError
 
-#: So many are remembered one by one, …
+#: This many are stored one by one, …
 MAX_EXACT = 4096
-#: … and more as bits in a table: none is ever missed, and one in 7,000 of others is taken for one of 100,000.
+#: … and more as bits in a table: none is ever missed, and with 100,000 of them one in 7,000 others is taken for one.
 TABLE_NBYTES = 256 << 10
 BITS_OF_EACH = 7
 
@@ -22,9 +22,9 @@ Result = tuple[tuple[int, ...], tuple[int, ...]]  # versions and staleness of th
 class Ledger:
     """The pushes of one worker incarnation: a bounded window of results above a floor.
 
-    Sequence numbers start at 1 and may arrive in any order within the window. At or below the
-    floor nothing is remembered but that the worker has long had its answer. A push has its place before it is
-    applied, so that no memory is needed to remember that it was.
+    Sequence numbers start at 1 and may arrive in any order within the window. At or below the floor only one thing is
+    known: the worker has had its answer. A push gets its entry before it is applied, so that recording it afterwards
+    needs no memory.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class Ledger:
         Raises
         ------
         LedgerError
-            ``seq`` lies below the window: it cannot be told whether it was applied.
+            ``seq`` is below the window: it is unknown whether it was applied.
         """
         if seq <= self.floor:
             raise LedgerError(f"push {seq} is older than the {PUSH_WINDOW} pushes remembered; it was not applied now")
@@ -47,10 +47,10 @@ class Ledger:
         return found
 
     def record(self, seq: int, result: Result) -> None:
-        """Remember that ``seq`` was applied with this result; nothing more if that has been said."""
+        """Record that ``seq`` was applied with this result; a repeated call changes nothing."""
         assert self.results.get(seq) in (None, result)
         if seq in self.results:
-            self.results[seq] = result  # the last thing that is done: what fails before has not been remembered
+            self.results[seq] = result  # the last action: a failure before leaves no record
         elif seq > self.floor:
             self.results[seq] = result
             if len(self.results) > PUSH_WINDOW:
@@ -68,7 +68,7 @@ class Ledger:
 
     @classmethod
     def from_plain(cls, plain: list[Any]) -> Ledger:
-        """Return what `to_plain` has told."""
+        """Return the ledger of plain data from `to_plain`."""
         ledger = cls()
         ledger.floor, known = plain
         for seq, versions, staleness in known:
@@ -76,22 +76,21 @@ class Ledger:
         return ledger
 
     def validate(self) -> None:
-        """Assert that the window is bounded and lies above the floor."""
+        """Assert that the window is bounded and above the floor."""
         assert len(self.results) <= PUSH_WINDOW
         assert not self.results or min(self.results) > self.floor
 
 
 class Past:
-    """Who has pushed to a job and has gone: remembered as long as the job lives, in memory that does not grow.
+    """Departed members that pushed to a job: recorded as long as the job lives, in memory that does not grow.
 
-    A ticket does not expire before its job, and what was applied of somebody is forgotten with it. So nobody of these
-    may come back, or a push that was applied could be applied once more. Where there are very many, a new one may be
-    taken for one of them.
+    A ticket does not expire before its job, and the record of a member's applied pushes is deleted with it. So none of
+    these may come back, or a push could be applied twice. With very many of them, a new member may be taken for one.
 
     Parameters
     ----------
     key
-        What members do not know: an incarnation is its owner's choice, and nobody is to choose the bits of another.
+        A secret from members: an incarnation is chosen by its owner, who must not be able to imitate another's bits.
     """
 
     def __init__(self, key: bytes) -> None:
@@ -100,7 +99,7 @@ class Past:
         self._key = key
 
     def add(self, incarnation: bytes) -> None:
-        """Remember one."""
+        """Add one."""
         if self._table is None:
             self._exact.add(incarnation)
             if len(self._exact) <= MAX_EXACT:
@@ -125,29 +124,29 @@ class Past:
 
 
 class Ledgers(dict[bytes, Ledger]):
-    """The ledgers of a shard, by incarnation; one that is asked for is made. A ledger outlives its connection."""
+    """The ledgers of a shard, by incarnation; created on request. A ledger outlives its connection."""
 
-    def __init__(self, past: Past) -> None:  # takes those who had one
+    def __init__(self, past: Past) -> None:  # gets departed members
         self.past = past
-        self.inherited = False  # whether there are some of workers that have yet to come here
-        self.recalled = False  # whether these are from a checkpoint, which may lack what workers were told
+        self.inherited = False  # whether there are some of workers that have not come here yet
+        self.recalled = False  # whether these are from a checkpoint, which may lack acknowledged pushes
 
     def __missing__(self, incarnation: bytes) -> Ledger:
         found = self[incarnation] = Ledger()
         return found
 
     def to_plain(self) -> dict[str, Any]:
-        """Return them as plain data: who has pushed what, so that nothing is applied twice."""
+        """Return them as plain data: which worker has pushed what, so that nothing is applied twice."""
         return {who.hex(): ledger.to_plain() for who, ledger in self.items()}
 
     def restore(self, plain: Mapping[str, Any] | None) -> None:
-        """Take what a checkpoint knows of workers' pushes, where they go on with it; None: it is none of theirs."""
+        """Restore workers' pushes from a checkpoint, if they continue from it; None: from none."""
         if plain is not None:
             self.inherited = self.recalled = True
             for who, ledger in plain.items():
                 self[bytes.fromhex(who)] = Ledger.from_plain(ledger)
 
     def forget(self, incarnation: bytes) -> None:
-        """A worker has gone, and may not come back."""
+        """A worker has departed, and may not come back."""
         if self.pop(incarnation, None) is not None:
             self.past.add(incarnation)

@@ -1,4 +1,4 @@
-"""What a server has counted, of itself and of each job, in figures."""
+"""A server's figures, of itself and of each job."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from zmqps.core.server.machine import ServerKernel
 
 
 def measured(machine: ServerKernel, own: Mapping[str, Any]) -> Measurements:
-    """Return a server's figures; of a job with several copies here they are of all of them.
+    """Return a server's figures; those of a job with several copies here are of all of them.
 
-    ``own``: what the server's process has counted.
+    ``own``: the counters of the server's process.
     """
     counters, rank = machine.counters(), machine.member.rank
     of_jobs: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
@@ -31,8 +31,8 @@ def measured(machine: ServerKernel, own: Mapping[str, Any]) -> Measurements:
 def in_all(of_jobs: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the counters of several jobs as one.
 
-    They are sums, but the newest version and the longest wait, whether all are loaded, and what the device they share
-    has free.
+    They are sums, except the newest version and the longest wait, whether all are loaded, and the free memory of their
+    common device.
     """
     total: dict[str, Any] = {"loaded": True, "version": 0}
     for counters in of_jobs:

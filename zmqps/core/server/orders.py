@@ -1,4 +1,4 @@
-"""What the coordinator tells a server: which shards to keep, what to commit, and whom to forget."""
+"""The coordinator's orders to a server: which shards to keep, what to commit, and which members to forget."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ MAX_TENANTS = 256
 
 
 class Orders:
-    """Carries out what the coordinator says, and reports to it."""
+    """Carries out the coordinator's orders, and reports to it."""
 
     def __init__(
         self,
-        host: ServerKernel,  # takes them: its jobs and clients
+        host: ServerKernel,  # their target: its jobs and clients
         builds: Builds,  # shards to build for those jobs
     ) -> None:
         self._host = host
@@ -51,7 +51,7 @@ class Orders:
         if tenant is None:
             pass  # of a job that was given up meanwhile
         elif isinstance(built, Exception):
-            # asked again, because our answer was lost, it fails again
+            # repeated, because our answer was lost, it fails again
             actions += self._hooked(self._host.hooks.discarded, tenants.pop(assign.epoch), now)
             error = build_error(self._host.member.identity.name, assign, built)
             actions += self._host.refuse(COORDINATOR, assign.epoch, error)
@@ -73,14 +73,14 @@ class Orders:
         return [action for tenant in self._host.tenants.values() for action in self._report_step(tenant, now)]
 
     def _report_step(self, tenant: Tenant, now: float) -> list[Action]:
-        """Tell a coordinator that was away the last step of a shard: it knows of it, unless its journal is behind."""
+        """Report the last step of a shard to a coordinator that was away: it knows it, unless its journal is behind."""
         shard = tenant.shard
         if shard is None or not shard.loaded or shard.steps is None or not shard.version or tenant.follows:
             return []
         return self._tell(tenant, m.Committed(tenant.assign.epoch, shard.version - 1), now)
 
     def _tell(self, tenant: Tenant, message: m.Committed, now: float) -> list[Action]:
-        """Tell the coordinator of a step, not before others have it that must."""
+        """Report a step to the coordinator, once the required copies have it."""
         return [Send(COORDINATOR, message)] if tenant.gate is None else tenant.gate.committed(tenant, message, now)
 
     def _hooked(self, hooks: Iterable[Hook], tenant: Tenant, now: float) -> list[Action]:
@@ -89,7 +89,7 @@ class Orders:
     def _assign(self, message: m.Assign, now: float) -> list[Action]:
         tenants = self._host.tenants
         if message.epoch in self._host.discarded:
-            return [Send(COORDINATOR, m.Discarded(message.epoch))]  # it was overtaken by the end of its job
+            return [Send(COORDINATOR, m.Discarded(message.epoch))]  # the end of its job came first
         if message.epoch in tenants:
             return self._host.report_ready(tenants[message.epoch])  # a repeated Assign
         if len(tenants) >= MAX_TENANTS:
@@ -105,7 +105,7 @@ class Orders:
         steps = shard.dense.steps
         if steps is None:
             raise ProtocolError("this job is not synchronous, there is nothing to commit")
-        if message.step > steps.version and shard.is_empty:  # and it may have been told of no step
+        if message.step > steps.version and shard.is_empty:  # and it may have learned of no step
             steps.version = message.step
         if message.step > steps.version:
             raise ProtocolError(f"commit of step {message.step}, but this shard is at {steps.version}")
@@ -120,7 +120,7 @@ class Orders:
         return [*told, *due, *self._hooked(self._host.hooks.committed, tenant, now)]
 
     def _discard(self, message: m.Discard, now: float) -> list[Action]:
-        """Free a copy of a shard; its workers are told by the coordinator."""
+        """Free a copy of a shard; the coordinator informs its workers."""
         discarded, clients = self._host.discarded, self._host.clients
         tenant = self._host.tenants.pop(message.epoch, None)
         actions: list[Action] = []
@@ -131,7 +131,7 @@ class Orders:
             peers = {who: clients.by_incarnation[who].peer for who, _ in tenant.parked}
             actions += [Send(peers[who], m.Error.of(request, error)) for who, request in tenant.parked]
             for incarnation in clients.drop(message.epoch):
-                clients.forget(incarnation)  # but not its pushes: other copies here, of other shards, know of them
+                clients.forget(incarnation)  # but not its pushes: copies here of other shards know of them
             why = f"shard {tenant.assign.shard} is elsewhere now" if message.moved else "has ended"
             actions.append(Log("info", f"job {tenant.name!r}: {why}; what was kept of it is freed", job=tenant.name))
         discarded.add(message.epoch, moved=bool(message.moved))

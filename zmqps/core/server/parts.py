@@ -1,4 +1,4 @@
-"""What a shard is made of: parts that hold values, each in its own way, and are all asked for the same things."""
+"""The parts of a shard, which hold values in different ways and have one interface."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ AnyPush: TypeAlias = Push | PushRows
 AnyPull: TypeAlias = Pull | PullRows | ScanRows
 PUSHES, PULLS = (Push, PushRows), (Pull, PullRows, ScanRows)
 
-#: For each part of a message its pieces, its version, and who still reads it.
+#: For each part of a message its pieces, its version, and its present readers.
 Found: TypeAlias = tuple[list[list[Array]], tuple[int, ...], list[list[Reader]]]
-#: Remembers the result of a push as soon as that is true; called again with the same if memory is short.
+#: Records the result of a push as soon as it is applied; called again with the same if memory is short.
 Noted: TypeAlias = Callable[[Result], None]
-#: What is done with a push: ``apply(message, client, payload, note, now)``.
+#: The handler of a push: ``apply(message, client, payload, note, now)``.
 Apply: TypeAlias = Callable[[Any, Client, Sequence["Buffer"], Noted, float], Result]
-#: A slice, or all of them, and a version that it is to have.
+#: A slice, or all of them, and an awaited version.
 Awaited: TypeAlias = tuple[int, int]
-#: What pulls of a synchronous job wait for: not for one slice, as all get their next version at once.
+#: What pulls of a synchronous job wait for: not one slice, because all get their next version at once.
 COMMITTED = -1
 
 
 class Arrivals:
-    """Which slices and tables of a shard have yet to get what they begin with."""
+    """Which slices and tables of a shard do not have their initial values yet."""
 
     def __init__(self, numbers: Iterable[int]) -> None:
         self.missing = set(numbers)  # their numbers
-        self.loaded = not self.missing  # whether there are none
-        # whether another copy sends them one by one: what it applies to one that is missing concerns the sender alone
+        self.loaded = not self.missing  # whether all have theirs
+        # whether another copy sends them one by one: its changes to a missing one do not matter here
         self.filling = False
 
     def follow(self, numbers: Iterable[int]) -> None:
@@ -50,27 +50,27 @@ class Arrivals:
         self.filling, self.loaded = True, False
 
     def add(self, *numbers: int) -> None:
-        """Some are there."""
+        """Some have arrived."""
         self.missing.difference_update(numbers)
         self.loaded = not self.missing
 
     def adopt(self, *numbers: int) -> None:
-        """Another copy has sent some; when it has sent all, it follows like any other."""
+        """Another copy has sent some; when it has sent all, this copy follows like any other."""
         self.add(*numbers)
         self.filling = not self.loaded
 
 
 class PartMember(Protocol):
-    """A slice or a table: what one number of a message stands for."""
+    """A slice or a table: the object of one number in a message."""
 
     slice: Slice
     version: int
 
 
 class ShardPart(Protocol):
-    """A part of a shard: its dense slices (`DensePart`), or what an extension adds to them.
+    """A part of a shard: its dense slices (`DensePart`), or an extension's.
 
-    Whoever counts a shard, or commits its steps, goes over its parts.
+    Counters and commits of a shard go over its parts.
     """
 
     @property
@@ -79,20 +79,20 @@ class ShardPart(Protocol):
 
     @property
     def numbers(self) -> range:
-        """Those that messages have for them."""
+        """Their numbers in messages."""
 
     # --- messages ------------------------------------------------------------------------------
 
     @property
     def takes(self) -> Mapping[type[Message], Apply]:
-        """What is done with each kind of push that it takes."""
+        """The handler of each kind of push that it takes."""
 
     @property
     def pulls(self) -> Sequence[type[Message]]:
         """The kinds of pulls that it answers."""
 
     def find(self, message: Any, puller: bytes, now: float) -> Found:
-        """Return the values that a push or pull asks for; ``puller`` as in `DensePart.pull`."""
+        """Return the values that a push or pull requests; ``puller`` as in `DensePart.pull`."""
 
     def is_available(self, message: Any) -> bool:
         """Whether a pull can be answered now.
@@ -100,16 +100,16 @@ class ShardPart(Protocol):
         Raises
         ------
         SliceRangeError
-            It asks for what is not here.
+            It requests a slice that is not here.
         VersionError
-            It asks for exactly a version that is not kept any more.
+            It requests exactly a version that is not kept any more.
         """
 
     def awaited(self, message: Any) -> list[Awaited]:
         """Return what a pull has to wait for."""
 
     def codec(self, message: Any, spec: str, nbytes: int) -> Codec | None:
-        """Return what so many bytes of an answer travel in, where a codec is asked for; None: as they are."""
+        """Return the encoded size of an answer of this many bytes, if a codec is requested; None: it is raw."""
 
     # --- steps ---------------------------------------------------------------------------------
 
@@ -120,10 +120,10 @@ class ShardPart(Protocol):
     def commit(
         self, step: int, contributors: Sequence[Contributor], terms: Sequence[float], examples: int, *, left_out: bool
     ) -> None:
-        """Apply what the contributors brought to a step; asked again, it goes on where it has failed."""
+        """Apply the contributions to a step; a repeated call continues where it failed."""
 
     def close(self, step: int, contributors: Sequence[Contributor]) -> None:
-        """A step is committed in all parts: forget what was brought to it."""
+        """A step is committed in all parts: free its contributions."""
 
     # --- figures -------------------------------------------------------------------------------
 
@@ -132,21 +132,21 @@ class ShardPart(Protocol):
         """Memory that was granted to it since it was admitted."""
 
     def held_nbytes(self, *, loaded: bool) -> int:
-        """Return what shows of it in the memory that the host uses; ``loaded``: its values are there."""
+        """Return the part of it visible in the host's used memory; ``loaded``: its values are there."""
 
     @property
     def timings(self) -> Iterator[Timing]:
-        """By what its updates are timed."""
+        """The clock of its updates."""
 
     def figures(self) -> Mapping[str, Any]:
-        """Return what the status shows."""
+        """Return its counters for the status."""
 
     def validate(self, version: int | None, missing: set[int]) -> None:
-        """Assert the invariants; synchronous: ``version`` steps have been committed; ``missing`` have yet to come."""
+        """Assert the invariants; synchronous: ``version`` steps have been committed; ``missing`` are yet to arrive."""
 
 
 class AddedPart(ShardPart, Protocol):
-    """A part beside the slices of a shard."""
+    """A part in addition to the slices of a shard."""
 
     def follow_steps(self, steps: ShardSteps | None) -> None:
         """Gradients wait for the commits of the shard that has this part; None: they are applied on arrival."""

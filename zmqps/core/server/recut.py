@@ -1,4 +1,4 @@
-"""Fills a shard with what others on the same server have of it: where a job's shards are cut anew."""
+"""Fills a shard from others on the same server, when a job's shards are divided again."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from zmqps.errors import ProtocolError
 
 
 def cut(tenant: Tenant, parents: Sequence[Tenant], backups: Mapping[int, Backup], version: int) -> None:
-    """Fill a copy with what others here have of it, which change no more; done again, do nothing.
+    """Fill a copy from others here, which do not change any more; a repeated call does nothing.
 
-    ``backups`` are the copies here that follow a leader, by epoch; ``version``: the steps that the job has done, which
-    nobody else says to a shard without a slice.
+    ``backups`` are the copies here that follow a leader, by epoch; ``version``: the steps of the job, for a shard
+    without a slice.
 
     Raises
     ------
     ProtocolError
-        They may change yet.
+        They may still change.
     PSError, MemoryError
-        It cannot be done.
+        It is impossible.
     """
     shard = tenant.built()
     if shard.loaded:
@@ -38,21 +38,21 @@ def cut(tenant: Tenant, parents: Sequence[Tenant], backups: Mapping[int, Backup]
 
 
 def await_parents(shard: Shard) -> None:
-    """Make a shard ready that will be filled here: its memory is there then, in a pause."""
+    """Prepare a shard to be filled here: its memory must be ready before the pause."""
     shard.follow()
     for slice_ in shard.slices:
         shard.memory.fill(slice_.value, 0)
 
 
 def fill(shard: Shard, parents: Sequence[Shard], version: int = 0) -> None:
-    """Let a shard have the values, slots, counts and versions that its parents have of its elements.
+    """Copy a shard's values, slots, counts and versions from its parents.
 
     Raises
     ------
     ProtocolError
-        The parents lack some of it, or are of different steps.
+        The parents lack part of it, or are at different steps.
     MemoryError
-        There is not enough for older versions that are kept readable; the shard is not complete.
+        There is not enough for retained older versions; the shard is not complete.
     """
     versions = {parent.version for parent in parents if not parent.is_empty}
     if len(versions) > 1:

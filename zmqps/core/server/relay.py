@@ -1,4 +1,4 @@
-"""Files of the coordinator's host, asked for by threads of a server that shares no directory with it."""
+"""Files of the coordinator's host, requested by threads of a server without a shared directory."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class FileRequest:
-    """Something that a thread asks of the coordinator's disk; an event. Resolved by a `FileAnswer`.
+    """A thread's request to the coordinator's disk; an event. Resolved by a `FileAnswer`.
 
     Parameters
     ----------
     what
         The method of `zmqps.checkpoint.storage.Storage` or ``File``.
     path, offset, nbytes, payload
-        What it is asked with. The payload stays as it is until the answer is there.
+        Its arguments. The payload does not change until the answer arrives.
     future
         The thread's, and opaque here.
     """
@@ -37,24 +37,24 @@ class FileRequest:
 
 
 class FileRelay:
-    """The requests of one server that are not answered yet; a thread asks for one thing at a time."""
+    """The unanswered requests of one server; a thread has one at a time."""
 
     def __init__(self) -> None:
         self._numbers = count(1)
         self._asked: dict[int, FileRequest] = {}
 
     def ask(self, request: FileRequest, now: float) -> list[Action]:
-        """Ask the coordinator."""
+        """Send a request to the coordinator."""
         number = next(self._numbers)
         self._asked[number] = request
         return [_message(number, request)]
 
     def again(self) -> list[Action]:
-        """Ask again over a new connection: each request may be carried out twice without harm."""
+        """Repeat requests over a new connection: each may be carried out twice without harm."""
         return [_message(number, request) for number, request in self._asked.items()]
 
     def answer(self, message: FileAnswer, now: float) -> list[Action]:
-        """Hand an answer to the thread that waits for it."""
+        """Pass an answer to the thread that waits for it."""
         request = self._asked.pop(message.request, None)
         return [] if request is None else [Resolve(request, message)]
 

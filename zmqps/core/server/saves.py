@@ -1,4 +1,4 @@
-"""What a server does for a checkpoint: keeps its shard as it is, and has it written slice by slice meanwhile."""
+"""A server's part in a checkpoint: keeps its shard in one state, and has it written slice by slice meanwhile."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from zmqps.core.server.tables.rows import rows_in
 from zmqps.core.server.tenant import Tenant
 from zmqps.errors import JobError, ProtocolError, PSError
 
-#: Slices handed out at a time: one that is written, and one that is copied meanwhile.
+#: Slices handed out at a time: one is written while another is copied.
 IN_HAND = 2
-#: So often the coordinator hears how far a save is, at most.
+#: The most frequent progress reports to the coordinator.
 REPORT_S = 1.0
 MAX_WHY_CHARS = 500
-#: A part as it was at one moment, kept until it is written.
+#: The snapshot of a part, kept until it is written.
 PartSnapshot: TypeAlias = Snapshot | RowSnapshots
 
 
@@ -33,30 +33,30 @@ class Writer(Protocol):
     """Writes a shard's part of a checkpoint; called from other threads, one at a time."""
 
     def write(self, piece: Any, *, gently: bool) -> None:
-        """Write a piece of a part's snapshot; ``gently``: training goes on, and is to feel little of it."""
+        """Write a piece of a part's snapshot; ``gently``: training continues and should be disturbed little."""
 
     def close(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Write what is left, wait until all is on the disk, and return what the manifest says of it."""
+        """Write the rest, wait until all is on disk, and return its entry for the manifest."""
 
     def abandon(self) -> None:
-        """Give the files back, finished or not."""
+        """Close the files, finished or not."""
 
 
 class Files(Protocol):
     """Where checkpoints are written and read; called from other threads."""
 
     def open(self, path: str, job: Mapping[str, Any], placement: Placement, index: int) -> Writer:
-        """Open the files of a shard; the job as it travels."""
+        """Open the files of a shard; the job is in wire form."""
 
     def read(self, shard: Shard, job: JobSpec, source: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Fill a shard that was just built with what a checkpoint has for it; ``source`` is `Assign.restore`.
+        """Fill a new shard from a checkpoint; ``source`` is `Assign.restore`.
 
-        Return what was kept with this shard (`_Save.state`); nothing where shards were cut in another way.
+        Return the state saved with this shard (`_Save.state`); nothing if shards were divided differently.
         """
 
 
 def restore(files: Files | None, shard: Shard, job: JobSpec, source: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Let a shard that was just built begin with what a checkpoint has for it; return who has pushed to that."""
+    """Restore a new shard from a checkpoint; return the ledgers of the workers that pushed to it."""
     if files is None:
         raise JobError("this server was started without a place for checkpoints, and cannot restore one")
     state = files.read(shard, job, source)
@@ -67,7 +67,7 @@ def restore(files: Files | None, shard: Shard, job: JobSpec, source: Mapping[str
 
 @dataclass(frozen=True, slots=True)
 class Saving:
-    """Tag of what is done aside for a save; ``index`` is the number of the piece that was written, if it was one."""
+    """Tag of background work for a save; ``index`` is the number of the written piece, if it was one."""
 
     epoch: int
     number: int
@@ -75,7 +75,7 @@ class Saving:
 
 
 class _Save:
-    """A save under way."""
+    """A save in progress."""
 
     def __init__(self, message: Save, tenant: Tenant, snapshots: Sequence[PartSnapshot], version: int) -> None:
         self.message = message
@@ -85,12 +85,12 @@ class _Save:
         self.state: dict[str, Any] = {
             "ledgers": tenant.ledgers.to_plain(),
             "tables": {},
-        }  # as of this moment, as the values
+        }  # of this moment, as the values
         for snapshot in snapshots:
             self.state |= snapshot.state
         self.writer: Writer | None = None
         self.in_hand: set[int] = set()
-        self.busy = False  # a thread has the writer
+        self.busy = False  # a thread uses the writer
         self.ready: list[SnapshotSlice | RowPiece] = []  # the next to be written
         self.nbytes = 0
         self.num_pushes = tenant.counts["pushes"]  # when the last slice was handed out
@@ -98,16 +98,16 @@ class _Save:
 
     @property
     def key(self) -> tuple[int, int]:
-        """Which it is."""
+        """Its identity."""
         return self.message.epoch, self.message.number
 
     @property
     def failed(self) -> MemoryError | None:
-        """Why what was to be saved is not kept any more."""
+        """Why its state is not kept any more."""
         return next((snapshot.failed for snapshot in self.snapshots if snapshot.failed is not None), None)
 
     def next(self) -> SnapshotSlice | RowPiece | None:
-        """Return what is to be written next; raises as `Snapshot.next` does."""
+        """Return the next piece to write; raises as `Snapshot.next` does."""
         return next((piece for snapshot in self.snapshots if (piece := snapshot.next()) is not None), None)
 
     def done(self, number: int) -> None:
@@ -118,18 +118,18 @@ class _Save:
 
 
 class Saves:
-    """The saves of a server: one a shard, all of one checkpoint, for the coordinator has one made at a time."""
+    """The saves of a server: one per shard, all of one checkpoint, because the coordinator makes one at a time."""
 
     def __init__(self, files: Files | None) -> None:  # where they are written; None: nowhere
         self._files = files
         self._under_way: dict[int, _Save] = {}  # by epoch
-        self._said: dict[int, Saved] = {}  # how the last one of each has ended, in case that the coordinator asks again
-        self._awaited: dict[int, Save] = {}  # by epoch: those whose version is yet to be committed
+        self._said: dict[int, Saved] = {}  # the result of each shard's last one, in case the coordinator asks again
+        self._awaited: dict[int, Save] = {}  # by epoch: those whose version is still to be committed
         self._leaving: dict[tuple[int, int], _Save] = {}  # given up while a thread had their files
         self._marks = Marks()
 
     def ask(self, message: Save, tenant: Tenant | None, now: float) -> list[Action]:
-        """The coordinator wants a shard to be kept and written; asked again, nothing more is done."""
+        """The coordinator requests a save of a shard; a repeated request does nothing more."""
         under_way = self._under_way.get(message.epoch)
         if under_way is not None and under_way.message.number == message.number:
             return [self._report(under_way, SaveStage.KEPT, now)]
@@ -146,7 +146,7 @@ class Saves:
                 self._awaited[message.epoch] = message
                 return []
             versions = {member.version for part in shard.parts for member in part.members}
-            if message.exact and versions - {message.version}:  # a part, perhaps
+            if message.exact and versions - {message.version}:  # perhaps a part
                 raise ProtocolError(f"version {message.version} is over: this shard goes on to {shard.version + 1}")
             earlier = [save for save in self._under_way.values() if save.message.number != message.number]
             actions = [action for save in earlier for action in self._give_up(save, "another checkpoint has begun")]
@@ -160,7 +160,7 @@ class Saves:
         return [*actions, self._report(save, SaveStage.KEPT, now), Run(Saving(message.epoch, message.number), opening)]
 
     def _keep(self, shard: Shard, message: Save) -> list[PartSnapshot]:
-        """Keep a shard as it is; of tables what has changed since a save. The next one may build upon this, or that."""
+        """Keep a shard in its present state; of tables the changes since a save. The next may build upon either."""
         snapshots: list[PartSnapshot] = [Snapshot(shard.slices, shard.memory)]
         if tables := rows_in(shard).tables:
             base = self._marks.base(message.epoch, message.base)
@@ -175,12 +175,12 @@ class Saves:
         return snapshots
 
     def committed(self, tenant: Tenant, now: float) -> list[Action]:
-        """A shard has another version: one that was awaited perhaps."""
+        """A shard has another version, perhaps an awaited one."""
         message = self._awaited.pop(tenant.assign.epoch, None)
         return [] if message is None else self.ask(message, tenant, now)
 
     def returned(self, tag: Saving, value: Any, now: float) -> list[Action]:
-        """Something that was done aside for a save is done, or has failed."""
+        """Background work for a save is done, or has failed."""
         key = tag.epoch, tag.number
         if (leaving := self._leaving.pop(key, None)) is not None:
             leaving.writer = leaving.writer or (None if isinstance(value, Exception) else value)
@@ -202,7 +202,7 @@ class Saves:
         return self._go_on(save, now)
 
     def _go_on(self, save: _Save, now: float) -> list[Action]:
-        """Hand out slices as long as some wait, then have all brought to the disk."""
+        """Hand out slices as long as some wait, then sync all to disk."""
         writer = save.writer
         assert writer is not None
         try:
@@ -228,7 +228,7 @@ class Saves:
         return actions
 
     def end(self, epoch: int, number: int | None = None) -> list[Action]:
-        """Keep nothing more for a save, or for any of an epoch: the job has ended, or the checkpoint has failed."""
+        """Discard a save's state, or any of an epoch: the job has ended, or the checkpoint has failed."""
         self._awaited.pop(epoch, None)
         if number is None:
             self._said.pop(epoch, None)
@@ -239,7 +239,7 @@ class Saves:
         return self._let_go(save)
 
     def discarded(self, tenant: Tenant, now: float) -> list[Action]:
-        """A shard is not here any more."""
+        """A shard has left this server."""
         return self.end(tenant.assign.epoch)
 
     def _give_up(self, save: _Save, why: str) -> list[Action]:
@@ -253,7 +253,7 @@ class Saves:
         for snapshot in save.snapshots:
             snapshot.release()
         del self._under_way[save.message.epoch]
-        if save.busy:  # a thread has the files: they are closed once it is done with them
+        if save.busy:  # a thread has the files: they are closed after it
             self._leaving[save.key] = save
             return []
         return _closed(save)
@@ -263,7 +263,7 @@ class Saves:
         return Send(COORDINATOR, Saved(save.message.epoch, save.message.number, stage, {"nbytes": save.nbytes}))
 
     def counters(self, tenant: Tenant, now: float) -> Mapping[str, int]:
-        """Return what the status shows of a shard that is being saved."""
+        """Return the status of a shard that is being saved."""
         save = self._under_way.get(tenant.assign.epoch)
         if save is None:
             return {}
@@ -271,7 +271,7 @@ class Saves:
         return {"saved_nbytes": save.nbytes, "kept_for_checkpoint_nbytes": kept}
 
     def validate(self) -> None:
-        """Assert that what is handed out is kept."""
+        """Assert that the pieces handed out are kept."""
         self._marks.validate()
         for save in self._under_way.values():
             for snapshot in save.snapshots:
@@ -282,5 +282,5 @@ class Saves:
 
 
 def _closed(save: _Save) -> list[Action]:
-    """Give the files of a save back that was given up."""
+    """Close the files of an abandoned save."""
     return [] if save.writer is None else [Run(Saving(0, 0), save.writer.abandon)]

@@ -22,14 +22,14 @@ V = TypeVar("V")
 
 
 class ByKind(dict[type[Message], V]):
-    """What a shard has for each kind of message."""
+    """The handlers of a shard for each kind of message."""
 
     def __missing__(self, kind: type[Message]) -> V:
         raise SliceRangeError(f"this shard has nothing that a {kind.__name__} is about")
 
 
 class Shard:
-    """What one server has of a job."""
+    """One server's part of a job."""
 
     def __init__(
         self,
@@ -38,22 +38,22 @@ class Shard:
         rules: Rules,
         *,
         reject_nonfinite: bool = True,  # whether gradients with NaN or infinity are refused
-        # gradients are kept apart by push until `commit` (`ShardSteps`); otherwise they are applied on arrival
+        # gradients are kept separately by push until `commit` (`ShardSteps`); otherwise they are applied on arrival
         synchronous: bool = False,
         aggregate: int | None = None,  # synchronous: how many gradients make a step; None: one of every worker
         retain: int = 0,  # synchronous: how many versions before the current one stay readable
-        memory: Memory | None = None,  # where values, slots and gradients are kept
-        required_nbytes: int = 0,  # what was admitted for all of them
-        # what may be there beside the values, for those that are read while they are updated; None: whatever is needed
+        memory: Memory | None = None,  # where values, slots and gradients are stored
+        required_nbytes: int = 0,  # the memory admitted for all of them
+        # the extra memory for values that are read while they are updated; None: unlimited
         beside: Beside | None = None,
         dense: Callable[..., DensePart] = DensePart,  # makes its slices
-        others: Sequence[AddedPart] = (),  # what it has beside them
+        others: Sequence[AddedPart] = (),  # its other parts
     ) -> None:
         self.placement = placement
         self.index = index
         self.required_nbytes = required_nbytes
         self.memory = memory or HostMemory()
-        # which of them have what they begin with
+        # which of them have their initial values
         self.came = Arrivals(slice_.index for slice_ in placement.slices[index])
         self.dense = dense(
             placement,
@@ -69,10 +69,10 @@ class Shard:
         for part in others:
             part.follow_steps(self.dense.steps)
         self.others = tuple(others)
-        # those with something in them: one that has nothing only says so
+        # those that are not empty
         self.parts: tuple[ShardPart, ...] = (self.dense, *[part for part in others if part.members])
-        self.takes = ByKind[Apply]()  # what is done with each kind of push
-        self.part_of = ByKind[ShardPart]()  # the part that each kind of push or pull is about
+        self.takes = ByKind[Apply]()  # the handler of each kind of push
+        self.part_of = ByKind[ShardPart]()  # the part for each kind of push or pull
         for each in (self.dense, *others):
             self.takes.update(each.takes)
             self.part_of.update(dict.fromkeys((*each.takes, *each.pulls), each))
@@ -84,27 +84,27 @@ class Shard:
 
     @property
     def steps(self) -> ShardSteps | None:
-        """What it does in the synchronous mode; None: it is not synchronous."""
+        """Its synchronous steps; None: it is not synchronous."""
         return self.dense.steps
 
     @property
     def counters(self) -> Counter[str]:
-        """What its slices count."""
+        """The counts of its slices."""
         return self.dense.counters
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing in it."""
+        """Whether it is empty."""
         return not any(part.numbers for part in self.parts)
 
     @property
     def loaded(self) -> bool:
-        """Whether every slice has its initial values, and every table what it begins with."""
+        """Whether every slice and table has its initial values."""
         return self.came.loaded
 
     @property
     def version(self) -> int:
-        """Synchronous: how many steps have been committed."""
+        """Synchronous: the number of committed steps."""
         return 0 if self.dense.steps is None else self.dense.steps.version
 
     @property
@@ -113,7 +113,7 @@ class Shard:
         return any(part.has_open_step for part in self.parts)
 
     def begin_at(self, version: int) -> None:
-        """Go on with a step: the shard was restored, if only without a slice of its own."""
+        """Continue with a step: the shard was restored, even without a slice."""
         if self.dense.steps is not None:
             self.dense.steps.version = version
 
@@ -121,8 +121,8 @@ class Shard:
         self, step: int, contributors: Sequence[Contributor], terms: Sequence[float] = (), examples: int = 0, *,
         left_out: bool = False,
     ) -> None:  # fmt: skip
-        """Apply the mean of a step's gradients; what fails may be asked for again, and goes on where it failed."""
-        for part in reversed(self.parts):  # new rows are what is refused most easily
+        """Apply the mean of a step's gradients; a repeated call continues where it failed."""
+        for part in reversed(self.parts):  # new rows are refused most easily
             part.commit(step, contributors, terms, examples, left_out=left_out)
         for part in reversed(self.parts):
             part.close(step, contributors)
@@ -130,22 +130,22 @@ class Shard:
     # --- a copy that gets its values from others ---------------------------------------------------
 
     def follow(self) -> None:
-        """Become a copy that gets all it has from others, if that is only a step."""
+        """Become a copy that gets all its content from others, even if that is only a step."""
         self.came.follow(number for part in self.parts for number in part.numbers)
 
     def adopted(self, step: int, *numbers: int) -> None:
-        """Another copy has sent some slices or tables, after so many steps: be whole if these were all."""
+        """Another copy has sent some slices or tables, after this many steps: become complete if these were all."""
         self.begin_at(step)
         self.came.adopt(*numbers)
 
     def filled(self) -> None:
-        """All has come."""
+        """All have arrived."""
         self.came.adopt(*self.came.missing)
 
     # --- figures -----------------------------------------------------------------------------------
 
     def time_with(self, clock: Callable[[], float]) -> None:
-        """Count how long updates take from now on, by a clock in seconds."""
+        """Measure the time of updates from now on, by a clock in seconds."""
         for part in self.parts:
             for timing in part.timings:
                 timing.clock = clock
@@ -157,12 +157,12 @@ class Shard:
 
     @property
     def untouched_nbytes(self) -> int:
-        """Memory that was admitted for it and does not show in what the host uses yet."""
+        """Memory that was admitted for it and is not visible in the host's used memory yet."""
         held = sum([part.held_nbytes(loaded=self.came.loaded) for part in self.parts])
         return max(0, self.reserved_nbytes - held)
 
     def figures(self) -> Mapping[str, Any]:
-        """Return what the status shows."""
+        """Return counters for the status."""
         timings = [timing for part in self.parts for timing in part.timings]
         found: dict[str, Any] = {**self.memory.counters(), "version": self.version}
         for part in self.parts:
@@ -172,11 +172,11 @@ class Shard:
         return found
 
     def forget(self, incarnation: bytes) -> None:
-        """A worker has gone."""
+        """A worker has departed."""
         self.dense.forget(incarnation)
 
     def validate(self) -> None:
-        """Assert that slices cover the shard and that steps add up."""
+        """Assert that slices cover the shard and that steps are consistent."""
         for state, slice_ in zip(self.slices, self.placement.slices[self.index], strict=True):
             assert state.slice is slice_ or state.slice == slice_
         for part in self.parts:

@@ -1,11 +1,11 @@
-"""What a server says when something fails for want of memory."""
+"""A server's messages when memory is short."""
 
 from __future__ import annotations
 
 from zmqps.core.protocol.messages import Assign, Commit, Load, Message, Pull, PullRows, Push, PushRows, ScanRows
 from zmqps.errors import ServerMemoryError
 
-#: Characters of what the allocator has said: how many bytes it was asked for, where it knows.
+#: Characters of the allocator's message: the requested bytes, if it knows.
 MAX_WHY_CHARS = 200
 ASKED = {
     **{Push: "a push", PushRows: "a push of rows", Pull: "a pull", PullRows: "a pull of rows", ScanRows: "rows"},

@@ -1,4 +1,4 @@
-"""What a server keeps of one job: its shard, and who trains on it."""
+"""A server's state of one job: its shard, and the workers that train on it."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ NO_SHARD = dict.fromkeys(
 
 
 class FreeMemory(NamedTuple):
-    """How much memory was free for a shard, where these epochs had theirs already."""
+    """The free memory for a shard, when these epochs had theirs already."""
 
     nbytes: int = 0
     beside: Set[int] = frozenset()
 
 
 class AnswerGate(ABC):
-    """Holds answers back until what they tell of is known elsewhere; a shard without one answers at once."""
+    """Defers answers until their content is confirmed elsewhere; a shard without one answers at once."""
 
     @abstractmethod
     def pushed(self, client: Client, tenant: Tenant, message: AnyPush, now: float) -> list[Action] | None:
-        """A push was applied: return None where it may be acknowledged now, else it will be later."""
+        """A push was applied: return None if it may be acknowledged now, else it will be later."""
 
     @abstractmethod
     def asked(self, client: Client, tenant: Tenant, message: AnyPull, now: float) -> list[Action] | None:
-        """A pull has come: return None where it may be answered with what there is, else it will be later."""
+        """A pull has arrived: return None if it may be answered now, else it will be later."""
 
     @abstractmethod
     def committed(self, tenant: Tenant, message: Committed, now: float) -> list[Action]:
-        """A step was committed: have the coordinator told, now or later."""
+        """A step was committed: report it to the coordinator, now or later."""
 
     @abstractmethod
     def withdraw(self, tenant: Tenant, incarnation: bytes, request: int) -> None:
-        """Nobody waits for the answer to a pull any more."""
+        """The answer to a pull is not awaited any more."""
 
 
 class Tenant:
@@ -55,9 +55,9 @@ class Tenant:
     Parameters
     ----------
     assign
-        What the coordinator has said about it.
+        The coordinator's order.
     free
-        What was free for it when it was assigned.
+        The free memory for it when it was assigned.
     """
 
     def __init__(self, assign: Assign, free: FreeMemory = FreeMemory()) -> None:  # noqa: B008  (a tuple)
@@ -67,14 +67,14 @@ class Tenant:
         self.ledgers = Ledgers(Past(assign.key))
         self.parked = DeferredPulls()
         self.counts: Counter[str] = Counter()
-        self.generation = assign.generation  # how often the shard had changed hands when this copy became what it is
-        self.gate: AnswerGate | None = None  # holds its answers back
-        self.follows = False  # another copy says what is done here: no client is answered
-        self.yielding = False  # it gives up its place to such a copy, or has
+        self.generation = assign.generation  # how often the shard had changed hands when this copy got its role
+        self.gate: AnswerGate | None = None  # defers its answers
+        self.follows = False  # another copy leads: no client is answered
+        self.yielding = False  # it gives up its leadership to such a copy, or has
 
     @property
     def name(self) -> str:
-        """The job's."""
+        """The job's name."""
         return self.assign.name
 
     @property
@@ -102,7 +102,7 @@ class Tenant:
 
     @property
     def is_bounded(self) -> bool:
-        """Whether workers count on what others have pushed before a step to be in what they read."""
+        """Whether workers rely on reading what others have pushed before a step."""
         return bool(self.assign.job.get("staleness"))
 
     @property
@@ -112,35 +112,35 @@ class Tenant:
 
     @property
     def untouched_nbytes(self) -> int:
-        """Memory that was admitted for the shard and does not show in what the host uses yet."""
+        """Memory that was admitted for the shard and is not visible in the host's used memory yet."""
         return 0 if self.shard is None else self.shard.untouched_nbytes
 
     def check_role(self, role: str) -> None:
-        """Raise `DeposedError` unless who says Hello in a role is here for what this copy is."""
+        """Raise `DeposedError` unless the role in a Hello fits this copy's role."""
         if (role == "server") != self.follows:
             raise DeposedError(job=self.name, generation=self.generation)
 
     def known_of(self, incarnation: bytes) -> Recalled:
-        """Return what is known of a worker's pushes."""
+        """Return the ledger of a worker."""
         ledger = self.ledgers.get(incarnation) or Ledger()
         applied = [seq for seq, found in ledger.results.items() if found is not None]
         return Recalled(self.assign.epoch, ledger.floor, applied)
 
     def forget(self, incarnation: bytes) -> None:
-        """A client has gone."""
+        """A client has departed."""
         self.ledgers.forget(incarnation)
         if self.shard is not None:
             self.shard.forget(incarnation)
         self.parked.drop(incarnation)
 
     def withdraw(self, incarnation: bytes, request: int) -> None:
-        """Nobody waits for the answer to a pull any more."""
+        """The answer to a pull is not awaited any more."""
         self.parked.remove(incarnation, request)
         if self.gate is not None:
             self.gate.withdraw(self, incarnation, request)
 
     def counters(self, now: float = 0.0) -> dict[str, Any]:
-        """Return what the status shows of this job on this server."""
+        """Return the status of this job on this server."""
         shard = self.shard
         return {
             **self.counts,

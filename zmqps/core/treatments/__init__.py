@@ -1,10 +1,9 @@
 """What a server does about stale gradients: one policy per file, chosen by the job's ``treatment``.
 
-A gradient is *stale* when the values it was computed from have changed since: by others' updates and
-by earlier pushes of its own worker. The staleness of a slice's gradient is the number of those
-updates. A treatment changes such a gradient, or drops it, before the optimizer sees it. Treatments
-are pure: they know arrays and a count, no workers and no shards. In the synchronous mode no
-gradient is stale, and there is nothing to treat.
+A gradient is *stale* when the values it was computed from have changed since: by others' updates and by earlier pushes
+of its own worker. The staleness of a slice's gradient is the number of those updates. A treatment changes such a
+gradient, or drops it, before the optimizer gets it. Treatments are pure: they know arrays and a count, no workers and
+no shards. In synchronous mode no gradient is stale, and there is nothing to treat.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ from zmqps.errors import ConfigurationError
 
 __all__ = ["TREATMENTS", "Compensate", "Divide", "Drop", "ReadCopies", "Treatment", "make_treatment"]
 
-#: By the name that travels.
+#: By their names on the wire.
 TREATMENTS: dict[str, type[Treatment]] = {cls.name: cls for cls in (Compensate, Divide, Drop)}
 
 
 def make_treatment(wire: Mapping[str, Any] | None) -> Treatment | None:
-    """Return the treatment of a job; None: gradients are applied as they come.
+    """Return the treatment of a job; None: gradients are applied unchanged.
 
     Raises
     ------

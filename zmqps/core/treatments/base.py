@@ -1,4 +1,4 @@
-"""What the shard asks of a treatment of stale gradients."""
+"""What the shard requires of a treatment of stale gradients."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from zmqps.core.protocol.arrays import Array
 
 @dataclass(frozen=True, slots=True)
 class Treatment(ABC):
-    """Decides what becomes of a gradient that is ``staleness`` updates behind."""
+    """Decides what happens to a gradient that is ``staleness`` updates behind."""
 
-    #: As it travels.
+    #: The name on the wire.
     name: ClassVar[str]
-    #: Whether `correct` wants the values the worker read; the shard then keeps a copy for each worker.
+    #: Whether `correct` needs the values the worker read; the shard then keeps a copy for each worker.
     needs_read: ClassVar[bool] = False
 
     def drops(self, staleness: int) -> bool:
@@ -29,15 +29,15 @@ class Treatment(ABC):
         Parameters
         ----------
         g
-            The gradient, as it came: flat, in the dtype of the table.
+            The gradient, as received: flat, in the dtype of the table.
         w
             The values it is about to change.
         read
-            The values it was computed from; None where they are not known, or not needed.
+            The values it was computed from; None if unknown, or not needed.
         staleness
-            How many updates lie between the two.
+            The number of updates between the two.
         """
 
     def to_wire(self) -> dict[str, Any]:
-        """Return the map that travels in a job: the name and the options."""
+        """Return the map in a job: the name and the options."""
         return {"name": self.name, **{field.name.rstrip("_"): getattr(self, field.name) for field in fields(self)}}

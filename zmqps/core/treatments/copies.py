@@ -9,15 +9,15 @@ import numpy as np
 
 from zmqps.core.protocol.arrays import Array
 
-#: The version of a copy that holds nothing yet.
+#: The version of an empty copy.
 NOTHING = -1
 
 
 class ReadCopies:
-    """A copy for each worker and slice, with the version it is of.
+    """A copy for each worker and slice, with its version.
 
-    A worker's copies take as much memory as the shard's values, and are overwritten by its next
-    read; `forget` gives them back.
+    A worker's copies take as much memory as the shard's values, and are overwritten by its next read; `forget` frees
+    them.
 
     Parameters
     ----------
@@ -30,14 +30,14 @@ class ReadCopies:
         self._copies: dict[bytes, dict[int, tuple[int, Array]]] = {}
 
     def prepare(self, worker: bytes, values: Iterable[tuple[int, Array]]) -> None:
-        """Have the memory for copies of slices, by number, so that `note` of any of them cannot fail."""
+        """Allocate copies of slices, by number, so that `note` cannot fail for any of them."""
         copies = self._copies.setdefault(worker, {})
         for index, value in values:
             if index not in copies:
                 copies[index] = NOTHING, self._empty(value.size, value.dtype)
 
     def note(self, worker: bytes, index: int, version: int, value: Array) -> None:
-        """A worker is sent a slice."""
+        """A slice is sent to a worker."""
         self.prepare(worker, [(index, value)])
         kept = self._copies[worker][index]
         if kept[0] != version:
@@ -45,12 +45,12 @@ class ReadCopies:
             self._copies[worker][index] = version, kept[1]
 
     def find(self, worker: bytes, index: int, version: int) -> Array | None:
-        """Return what the worker read, if the last of it was this version."""
+        """Return the worker's copy, if it has this version."""
         kept = self._copies.get(worker, {}).get(index)
         return kept[1] if kept is not None and kept[0] == version else None
 
     def forget(self, worker: bytes) -> None:
-        """A worker has gone."""
+        """A worker has departed."""
         self._copies.pop(worker, None)
 
     @property

@@ -1,4 +1,4 @@
-"""Nothing beyond a bound is applied."""
+"""Gradients beyond a bound are dropped."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from zmqps.core.treatments.base import Treatment
 
 @dataclass(frozen=True, slots=True)
 class Drop(Treatment):
-    """Gradients more than ``bound`` updates old are dropped; the rest is applied as it comes.
+    """Gradients more than ``bound`` updates old are dropped; others are applied unchanged.
 
-    Unlike bounded staleness (SSP), which holds fast workers back so that no gradient gets too old,
-    nobody waits: what came too late was computed for nothing. The server counts it, and the worker
-    sees it by the staleness in its acknowledgement.
+    Unlike bounded staleness (SSP), which holds fast workers back so that no gradient gets too old, no worker waits:
+    late work is lost. The server counts it, and the worker sees it by the staleness in its acknowledgement.
 
     References
     ----------
     Chen, Pan, Monga, Bengio, Jozefowicz: Revisiting Distributed Synchronous SGD, 2016, measures what
-    old gradients cost, and drops those of a step that is over; this is the same with a bound.
+    Chen, Pan, Monga, Bengio, Jozefowicz: Revisiting Distributed Synchronous SGD, 2016, measures the cost of old
+    gradients, and drops those of a past step; this is the same with a bound.
     """
 
     bound: int
@@ -36,5 +36,5 @@ class Drop(Treatment):
         return staleness > self.bound
 
     def correct(self, g: Array, w: Array, read: Array | None, staleness: int) -> Array:
-        """What is not dropped stays as it is."""
+        """Return other gradients unchanged."""
         return g

@@ -1,4 +1,4 @@
-"""What only the coordinator can answer: how each operation is asked there, and what its answer means."""
+"""Requests that only the coordinator can answer: how each operation is sent, and what its answer means."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from zmqps.errors import PSError, from_wire, presented, printable
 
 
 class Asked(Questions):
-    """What one session has asked the coordinator: on behalf of operations, and when it arrives."""
+    """What one session has asked the coordinator: for operations, and at its arrivals."""
 
     def __init__(self, host: SessionHost, links: Links, transfers: Transfers) -> None:
         super().__init__(links.commons.alarm)
@@ -46,22 +46,22 @@ class Asked(Questions):
         }
 
     def begin(self, operation: Question, now: float) -> list[Action]:
-        """Send the request of an operation, and again until it is answered."""
+        """Send the request of an operation, and resend it until it is answered."""
         operation.request = next(self.numbers)
         self._operations[operation.request] = operation
         return self.ask(operation.message(self._transfers.pace.next_step), now)
 
     def end(self, operation: Question, value: Any) -> list[Action]:
-        """Forget an operation, which is done; the coordinator too, if it failed and could still be answered."""
+        """Forget a completed operation; inform the coordinator if it failed and could still be answered."""
         self._operations.pop(operation.request, None)
         self.answered(operation.request)
-        answers = not (self._host.member.lost or self._host.member.left)  # a goodbye withdraws all there is
+        answers = not (self._host.member.lost or self._host.member.left)  # a goodbye withdraws all requests
         if answers and isinstance(value, Exception) and not isinstance(operation, AskStatus):
             return [Send(COORDINATOR, m.Withdraw(operation.request))]
         return []
 
     def answer(self, message: m.Message, now: float) -> list[Action]:
-        """Take what the coordinator says to an operation; what fits none is dropped."""
+        """Process the coordinator's answer to an operation; an answer to none is dropped."""
         operation = self._operations.get(getattr(message, "request", 0))
         if operation is None:
             return []
@@ -113,8 +113,8 @@ class Asked(Questions):
         host.member.rank = message.rank
         if not message.load:
             host.member.cluster.num_workers = message.num_workers
-            host.member.cluster.is_chief |= bool(message.chief)  # unless it has heard of it before
-            host.member.cluster.terms = message.terms  # none: the optimizer's own numbers hold
+            host.member.cluster.is_chief |= bool(message.chief)  # unless it has learned it before
+            host.member.cluster.terms = message.terms  # none: the optimizer's own numbers apply
             mode, counts_all = host.attached.job.mode, host.attached.job.mean == "workers"
             self._transfers.pace.attach(mode, message.step, counts_all=counts_all)
             actions += [Log("warning", message.note)] if message.note else []

@@ -1,12 +1,12 @@
 """A pull that is sent with the arrival, so that servers keep it and answer it as soon as the step is committed.
 
-Sent once the coordinator has let this worker proceed, it would be a round trip behind the one of the arrival. What has
-come by then counts only with that answer: a pull ends no sooner than it may begin, and where the worker goes on at
-another version than it has asked for, the pull is taken back and begins anew.
+Sent after the coordinator's `Proceed`, it would take one more round trip. Its answers count only with that `Proceed`: a
+pull ends no sooner than it may begin. If the worker proceeds to another version than requested, the pull is taken back
+and repeated.
 
-Only the first operation that waits is asked for, and only values of dense parameters that the caller gets all at once.
-Not where shards have backups: their primaries would answer before those have the step, with values that are written
-over the gradients perhaps which a lost primary's successor needs again. And not rows, whose reading changes tables.
+Only the first waiting operation is sent ahead, and only for values of dense parameters that the caller gets all at
+once. Not if shards have backups: their leaders would answer before the backups have the step. Those values might
+overwrite gradients that a lost leader's successor needs again. And not for rows, whose reading changes tables.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class Early:
         self._session = session
         self._moves = moves
         self._rollbacks = rollbacks
-        self._tried = 0  # the arrival for which there was one
+        self._tried = 0  # the arrival for which a pull was sent ahead
 
     def attached(self, attached: Attached, placement: Mapping[str, Any]) -> None:
-        """The job is another one."""
+        """The job has changed."""
         listen(self._session.transfers.hooks.arrived, self.begin, wanted=attached.job.mode == "sync")
 
     def begin(self, now: float) -> list[Action]:
-        """Ask for what waits for our arrival's answer, if it can be asked for now."""
+        """Request what waits for our arrival's answer, if possible now."""
         transfers = self._session.transfers
         pace = transfers.pace
         first = next(iter(pace.held))

@@ -1,4 +1,4 @@
-"""The whole session of a worker: the kernel's, with its extensions. Who takes part where is entered here."""
+"""The whole session of a worker: the kernel's, with its extensions, which are registered here."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from zmqps.core.worker.transfer import all_finite
 
 
 class SessionMachine(SessionKernel):
-    """A session with all of its extensions; moves, rollbacks, recuts and early pulls take part where a job needs it."""
+    """A session with all of its extensions; moves, rollbacks, recuts and early pulls are active where needed."""
 
     def __init__(
         self,
@@ -66,12 +66,12 @@ class SessionMachine(SessionKernel):
         return [*self.transfers.resume(message.step), *self.resolve(take, message)]
 
     def operation_of(self, peer: Peer, request: int) -> Operation | None:
-        """Return the operation that a request under way to a server is a part of."""
+        """Return the operation of a pending request to a server."""
         requests = [link.in_flight.get(request) for link in self.links.by_shard if link.server.peer == peer]
         return next((self.transfers.under_way.get(found.transfer) for found in requests if found), None)
 
     def statistics(self) -> Statistics:
-        """Return what was done so far."""
+        """Return the statistics so far."""
         links, book = self.links, self.notes.notebook
         book.take()
         return self.tally.statistics(

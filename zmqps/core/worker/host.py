@@ -1,4 +1,4 @@
-"""What the parts of a session need of it, and where its extensions take part."""
+"""What the parts of a session require of it, and the hooks of its extensions."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ Turn = Callable[[float], list[Action]]
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class SessionHooks:
-    """What extensions do in a session; `zmqps.core.worker.extensions` enters it, and where they are off it is empty."""
+    """The hooks of extensions in a session, registered by `zmqps.core.worker.extensions`; empty without extensions."""
 
-    #: The job is another one; it travels with its placement.
+    #: The job has changed; called with its placement.
     attached: list[Callable[[Attached, Mapping[str, Any]], None]] = field(default_factory=list)
-    #: Operations on the session's own behalf, by their types: one has ended, with this value.
+    #: The session's own operations, by their types: one has ended, with this value.
     ended: dict[type[Operation], Callable[[Any, Any], list[Action]]] = field(default_factory=dict)
-    #: The coordinator is back, and may have lost what it was told last.
+    #: The coordinator is back, and may have lost the last messages.
     back: list[Turn] = field(default_factory=list)
     #: The worker finishes, as soon as it may.
     finishing: list[Turn] = field(default_factory=list)
     #: Whether it may not yet.
     staying: list[Callable[[float], bool]] = field(default_factory=list)
-    #: The goodbye leaves behind this.
+    #: The goodbye is sent after this.
     leaving: list[Turn] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class TransferHooks:
-    """What extensions do about transfers, likewise."""
+    """The hooks of extensions in transfers, likewise."""
 
-    #: An operation is to begin; return whether it is over by that, for what it brings is of no use any more.
+    #: An operation is about to start; return whether that completes it, because its content is obsolete.
     dropping: list[Callable[[Exchange | Advance], bool]] = field(default_factory=list)
-    #: A transfer is to leave.
+    #: A transfer is about to be sent.
     starting: list[Callable[[AnyTransfer], None]] = field(default_factory=list)
     #: All servers have a push.
     pushed: list[Callable[[PushTransfer, Operation, float], None]] = field(default_factory=list)
@@ -49,12 +49,12 @@ class TransferHooks:
     arrived: list[Turn] = field(default_factory=list)
     #: That has come.
     proceeded: list[Callable[[float], None]] = field(default_factory=list)
-    #: Whether the coordinator will say more of what a server says of no request in particular.
+    #: Whether the coordinator will explain a server's error without a request.
     excusing: list[Callable[[PSError], bool]] = field(default_factory=list)
 
 
 def listen(listeners: list[Listener], listener: Listener, *, wanted: bool = True) -> None:
-    """Enter a listener once, or take it out."""
+    """Add a listener once, or remove it."""
     if wanted and listener not in listeners:
         listeners.append(listener)
     elif not wanted and listener in listeners:
@@ -62,12 +62,12 @@ def listen(listeners: list[Listener], listener: Listener, *, wanted: bool = True
 
 
 def tell(listeners: Iterable[Turn], now: float) -> list[Action]:
-    """Tell all of them."""
+    """Call all of them."""
     return [action for listener in listeners for action in listener(now)]
 
 
 class SessionHost(Protocol):
-    """What the parts of a session need of it."""
+    """What the parts of a session require of it."""
 
     now: float
     member: Member
@@ -77,10 +77,10 @@ class SessionHost(Protocol):
 
     @property
     def questions(self) -> Questions:
-        """What it has asked the coordinator."""
+        """Its requests to the coordinator."""
 
     def resolve(self, operation: Operation, value: Any) -> list[Action]:
-        """An operation is done."""
+        """Complete an operation."""
 
     def coordinator_lost(self, now: float) -> PSError | None:
-        """Return the error for what only the coordinator can allow, if it is gone."""
+        """Return the error of requests to the coordinator, if it is lost."""

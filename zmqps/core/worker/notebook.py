@@ -1,4 +1,4 @@
-"""What a script logs, until the coordinator has it: bounded, and never in the way of the script."""
+"""What a script logs, until the coordinator has it: bounded, and without blocking the script."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from zmqps.core.protocol.messages.notes import (
 )
 from zmqps.errors import ConfigurationError
 
-#: Calls that may wait for the background thread, which looks at least with each heartbeat. With `MAX_VALUES` each they
+#: Calls that may wait for the background thread, which checks at least with each heartbeat. With `MAX_VALUES` each they
 #: take 6 MB, and seldom more than 0.3.
 MOST_NEW = 1024
-#: Bytes that what it has taken may have, as it travels: of two values a call, for an hour of a coordinator's absence.
+#: Bytes of taken calls, in wire form: with two values per call, enough for an hour without the coordinator.
 MOST_KEPT_NBYTES = 1 << 20
-#: Names that are known to be good; a script that makes up new ones forever has them checked again.
+#: Names known to be valid; if a script makes up new ones forever, they are checked again.
 MOST_NAMES = 4096
 
 
 class Kept(NamedTuple):
-    """One call: its number, when it was, its step, its values, and the bytes that these take."""
+    """One call: its number, its time, its step, its values, and their bytes."""
 
     number: int
     at: float
@@ -42,31 +42,31 @@ class Kept(NamedTuple):
 
 
 class Notebook:
-    """What a script has logged, and the coordinator has not confirmed; one for all lives of a worker.
+    """The unconfirmed calls of a script; one for all lives of a worker.
 
-    `add` is called by the script's threads, all else by the one that carries messages. Neither waits for the other:
-    the first appends to one end of a deque, the second takes from the other.
+    The script's threads call `add`; the thread that carries messages calls everything else. Neither waits for the
+    other: the first appends to one end of a deque, the second takes from the other.
     """
 
     def __init__(self, most_new: int = MOST_NEW, most_nbytes: int = MOST_KEPT_NBYTES) -> None:
-        # calls that are lost, because there was no room for them, or because a life has ended that had sent them and
-        # was not answered
+        # calls that are lost, because there was no room for them, or because a life that had sent them ended without
+        # an answer
         self.num_dropped = 0
         self._most_nbytes = most_nbytes
         self._new: deque[tuple[int, float, int | None, Mapping[str, float], int]] = deque(maxlen=most_new)
         self._calls = count()
-        self._names: dict[str, int] = {}  # that are good -> bytes that a value of it takes
+        self._names: dict[str, int] = {}  # valid names -> bytes of a value
         self._kept: deque[Kept] = deque()
         self._nbytes = 0
         self._num_kept = 0  # so far
-        self._num_lost = 0  # of those that were not kept
-        self._num_sent = 0  # at the beginning of what is kept
+        self._num_lost = 0  # of those not stored
+        self._num_sent = 0  # at the start of the stored ones
         self._base = 0  # the number of the first call of this life
 
     # --- the script's threads ------------------------------------------------------------------
 
     def add(self, at: float, values: Mapping[str, Any], step: Any = None) -> None:
-        """Note values; where there is no room for more, those noted first make way.
+        """Store values; if there is no more room, the oldest are dropped.
 
         Raises
         ------
@@ -93,33 +93,33 @@ class Notebook:
         self._names[name] = nbytes = value_nbytes(name)
         return nbytes
 
-    # --- the one that carries messages ---------------------------------------------------------
+    # --- the thread that carries messages ------------------------------------------------------
 
     @property
     def num_logged(self) -> int:
-        """How many calls there were, as far as they have been taken."""
+        """The number of calls taken so far."""
         return self._num_kept + self._num_lost
 
     def __len__(self) -> int:
-        """Return how many calls are kept that are not confirmed."""
+        """Return the number of stored, unconfirmed calls."""
         return len(self._kept)
 
     def begin(self) -> None:
-        """A life begins: calls are numbered anew; what the one before had sent and was not answered is given up."""
+        """A life begins: calls are numbered again; what the previous life had sent without an answer is given up."""
         self.confirm(self._kept[self._num_sent - 1].number + 1 - self._base if self._num_sent else 0, lost=True)
         self._base = self._kept[0].number if self._kept else self.num_logged
 
     def take(self) -> bool:
-        """Take what the script has noted; return whether there was anything."""
+        """Take the script's new calls; return whether there were any."""
         new, taken = self._new, []
         while new:
             try:
                 taken.append(new.popleft())
-            except IndexError:  # a script's thread has made way for another call
+            except IndexError:  # a script's thread has dropped it for another call
                 break
         if not taken:
             return False
-        # numbers are in order but where threads log at the same time; those that are missing have made way
+        # numbers are in order unless threads log simultaneously; missing ones were dropped
         ends = max(max(number for number, *_ in taken) + 1, self.num_logged + len(taken))
         lost = ends - self.num_logged - len(taken)
         self._num_lost += lost
@@ -133,19 +133,19 @@ class Notebook:
         return True
 
     def _drop(self) -> None:
-        """Let the first one go that is not on its way."""
+        """Drop the first call that is not in flight."""
         oldest = self._kept[self._num_sent]
         del self._kept[self._num_sent]
         self._nbytes -= oldest.nbytes
         self.num_dropped += 1
 
     def send(self, now: float) -> tuple[int, tuple[Entry, ...]]:
-        """Return the number of the first that is to be sent next, or again, and as many as a message takes."""
+        """Return the number of the next call to send, or resend, and as many as fit into a message."""
         self._num_sent = self._num_sent or self._some(0)
         return self._entries(0, self._num_sent, now)
 
     def rest(self, now: float) -> list[tuple[int, tuple[Entry, ...]]]:
-        """Return all that is not confirmed, message by message; nothing of it will be sent again."""
+        """Return all unconfirmed calls, message by message; none of them will be resent."""
         found, start = [], 0
         while start < len(self._kept):
             size = self._some(start)
@@ -154,7 +154,7 @@ class Notebook:
         return found
 
     def _some(self, start: int) -> int:
-        """Return how many of those from here on make a message: their numbers follow each other."""
+        """Return how many calls from here on make a message: their numbers are consecutive."""
         nbytes = size = 0
         first = self._kept[start].number if start < len(self._kept) else 0
         for kept in islice(self._kept, start, start + MAX_ENTRIES):
@@ -170,7 +170,7 @@ class Notebook:
         return first, tuple([(max(0.0, now - kept.at), kept.step, kept.values) for kept in some])
 
     def confirm(self, upto: int, *, lost: bool = False) -> None:
-        """The coordinator has all below this number, or nobody will know whether it has."""
+        """The coordinator has all below this number, or it will remain unknown whether it has."""
         while self._kept and self._kept[0].number - self._base < upto:
             self._nbytes -= self._kept.popleft().nbytes
             self._num_sent = max(0, self._num_sent - 1)
@@ -187,7 +187,7 @@ class Notebook:
 
 
 def _number(name: str, value: Any) -> float:
-    """Return a number of Python, or of any library whose numbers and arrays of one element without a shape it takes."""
+    """Return a number of Python, or of any library's scalars and arrays of one element without a shape."""
     if not isinstance(value, str | bytes | bytearray) and getattr(value, "ndim", 0) == 0:
         try:
             return float(value)

@@ -1,4 +1,4 @@
-"""What a worker can be asked to do."""
+"""The operations of a worker."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from zmqps.errors import ProtocolError, printable
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Operation:
-    """Something the user waits for; ``deadline`` and ``future`` are the shell's, and the latter opaque here."""
+    """An operation that the user waits for; ``deadline`` and ``future`` belong to the shell, the latter opaquely."""
 
     deadline: float = field(default=0.0, kw_only=False)
     future: Any = None
     started_at: float = 0.0
     done: bool = False
     waiting_for: str = ""
-    transfer: AnyTransfer | None = None  # under way on its behalf
+    transfer: AnyTransfer | None = None  # in progress for it
 
     title = "operation"
 
@@ -41,7 +41,7 @@ class Join(Operation):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Question(Operation):
-    """What only the coordinator can answer; ``request`` is the number it was asked by."""
+    """A request that only the coordinator can answer; ``request`` is its number."""
 
     request: int = 0
 
@@ -52,11 +52,11 @@ class Question(Operation):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class StartJob(Question):
-    """Start the job or join it; ``job`` None: take it as it is. Resolves to an `Attached`."""
+    """Start the job or join it; ``job`` None: any job. Resolves to an `Attached`."""
 
     job: JobSpec | None = None
     values: Sequence[Array] = ()  # flat, by parameter
-    loads: bool = False  # was asked to upload them
+    loads: bool = False  # this worker was asked to upload them
 
     title = "init"
 
@@ -67,16 +67,16 @@ class StartJob(Question):
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """The checkpoint that a job has begun from.
+    """The checkpoint that a job has started from.
 
     Attributes
     ----------
     path : str
-        Where servers have read it.
+        Its path at the servers.
     version : int
-        The clock that it went on from: steps, or the slowest worker's clock.
+        The clock that it continued from: steps, or the slowest worker's clock.
     state : mapping
-        What was saved with it: ``worker.checkpoint(state=…)``.
+        The state saved with it: ``worker.checkpoint(state=…)``.
     """
 
     path: str
@@ -85,12 +85,12 @@ class Restored:
 
     @classmethod
     def from_wire(cls, wire: Mapping[str, Any]) -> Restored | None:
-        """Return what a `Job` says of it; None: a worker has uploaded the initial values.
+        """Return the checkpoint in a `Job`; None: a worker has uploaded the initial values.
 
         Raises
         ------
         ProtocolError
-            It says something else.
+            It is malformed.
         """
         if not wire:
             return None
@@ -102,14 +102,14 @@ class Restored:
 
 @dataclass(frozen=True, slots=True)
 class SavedCheckpoint:
-    """A checkpoint that was made.
+    """A completed checkpoint.
 
     Attributes
     ----------
     path : str
         Of its directory, as the coordinator names it.
     version : int
-        The clock it is of: steps, or the slowest worker's clock; asynchronous: the fewest updates of a slice.
+        Its clock: steps, or the slowest worker's clock; asynchronous: the fewest updates of a slice.
     seconds : float
         How long it took.
     nbytes : int
@@ -124,13 +124,13 @@ class SavedCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class Attached:
-    """The job a worker trains, and where it is."""
+    """The job a worker trains, and its placement."""
 
     job: JobSpec
     placement: Placement
     restored: Restored | None = None
     epoch: int = 0  # of the job
-    dtypes: tuple[np.dtype[Any], ...] = field(init=False)  # in which gradients travel, by parameter
+    dtypes: tuple[np.dtype[Any], ...] = field(init=False)  # the wire dtypes of gradients, by parameter
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtypes", tuple(parameter.storage_dtype for parameter in self.job.parameters))
@@ -140,8 +140,8 @@ class Attached:
 class Advance(Operation):
     """End a step, whatever was pushed in it.
 
-    With ``skips`` what was is left out; with ``for_all``, too, nobody's gradient of the step is applied. ``examples``
-    is this worker's weight where a mean is over all workers; None: what its pushes say.
+    With ``skips`` its pushes are left out; with ``for_all`` no worker's gradient of the step is applied, either.
+    ``examples`` is this worker's weight in a mean over all workers; None: that of its pushes.
     """
 
     skips: bool = False
@@ -158,9 +158,9 @@ class Advance(Operation):
 class Exchange(Operation):
     """Exchange arrays with the servers: a push, a pull, or both.
 
-    A push with a pull is a push_pull. In the asynchronous mode that is one round trip: the push is answered with
-    values, which go where the pull wants them. In the others the pull follows when the step is over; synchronous it may
-    leave with the arrival (`zmqps.core.worker.early`), and counts only with the answer to that.
+    A push with a pull is a push_pull. In asynchronous mode that is one round trip: the push is answered with values,
+    which go to the pull's target. In the others the pull follows when the step is over; in synchronous mode it may be
+    sent with the arrival (`zmqps.core.worker.early`), and counts only with the answer to that.
     """
 
     push: PushTransfer | None = None
@@ -168,7 +168,7 @@ class Exchange(Operation):
 
     @property
     def awaits_values(self) -> bool:
-        """Whether there is only the pull left to do."""
+        """Whether only the pull remains to be done."""
         return self.pull is not None and (self.push is None or self.push.done)
 
     @property
@@ -195,7 +195,7 @@ class EnterBarrier(Question):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class SetNumbers(Question):
-    """Set numbers of the optimizer, as they travel; resolves to whether they hold."""
+    """Set numbers of the optimizer, in wire form; resolves to whether they are in force."""
 
     rates: Sequence[float] = ()
 
@@ -233,7 +233,7 @@ class SaveJob(Question):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Finish(Operation):
-    """Complete the transfers under way, then say goodbye; ``reason`` is finished or closed."""
+    """Complete the pending transfers, then say goodbye; ``reason`` is finished or closed."""
 
     reason: DepartureCause = DepartureCause.FINISHED
 
@@ -242,10 +242,10 @@ class Finish(Operation):
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """The user no longer waits for an operation; also what that resolves to, if it could be withdrawn.
+    """The user gave up waiting for an operation; also the result if it could be withdrawn.
 
-    A pull can; a push as long as nothing of it has left. What others know of takes its course: a
-    barrier that was entered, a range that was asked for, a step that is complete.
+    A pull can; a push as long as no part of it was sent. Operations that others know of continue: a barrier that was
+    entered, a range that was requested, a step that is complete.
     """
 
     operation: Operation

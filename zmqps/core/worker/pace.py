@@ -1,4 +1,4 @@
-"""The worker's side of the consistency gate: its clock, the step it is in, and what is held until it may go on."""
+"""The worker's side of the consistency gate: its clock, its step, and the operations held until it may proceed."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from zmqps.core.worker.operations import Advance, Attached, Exchange
 from zmqps.core.worker.transfer import AnyTransfer, PullTransfer, PushTransfer
 from zmqps.errors import counted, listed
 
-#: How many of the parameters that a step lacks are named.
+#: How many of a step's missing parameters are named.
 MOST_NAMED = 5
 
 
 class Gate(Enum):
     """Whether transfers may begin.
 
-    It is OPEN; CLOSING while a step that is to end has pushes that are not acknowledged; COMPLETE once all are, and the
-    worker is to arrive; ARRIVED until the coordinator lets it proceed. If it says in place of that what is wrong the
+    It is OPEN; CLOSING while a step about to end has unacknowledged pushes; COMPLETE once all are acknowledged, and the
+    worker is to arrive; ARRIVED until the coordinator lets it proceed. If the coordinator answers with an error, the
     wait has FAILED: the worker has still arrived, and the next transfer waits again.
     """
 
@@ -41,23 +41,23 @@ SHUT = (Gate.CLOSING, Gate.COMPLETE, Gate.ARRIVED)
 
 @dataclass(slots=True)
 class Pause:
-    """A pause for a checkpoint that is to be a cut between pushes: no transfer begins."""
+    """A pause for a checkpoint that is a cut between pushes: no transfer begins."""
 
     number: int  # of the checkpoint
-    until: float  # it ends by itself, if nobody says so
-    says_at: float | None = None  # when it is to be told again; None: it was not yet
+    until: float  # it ends by itself without a message
+    says_at: float | None = None  # when to repeat the message; None: it was not sent yet
 
     @property
     def due(self) -> float:
-        """When it ends, or is to be told again."""
+        """When it ends, or its message is to be repeated."""
         return self.until if self.says_at is None else min(self.until, self.says_at)
 
 
 class StepExamples:
-    """The examples of the step that a worker is in, from what its pushes say they were computed from.
+    """The examples of a worker's step, from its pushes.
 
-    Parts of one batch count once, and batches that are pushed one after the other add up. So the step has as many as
-    the pushes say of the parameter that most of them are of. Rows of tables are parts of a batch, never more of one.
+    Parts of one batch count once, and consecutive batches add up. So the step has as many as the pushes of the
+    parameter with the most examples. Rows of tables are parts of a batch, never another one.
     """
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class StepExamples:
         self._of: Counter[int] = Counter()  # by parameter, where there are several pushes
 
     def add(self, push: PushTransfer, *, alone: bool = False) -> None:
-        """A push is with the servers, or brings nothing; ``alone``: it is the step's first and last."""
+        """A push is on the servers, or is empty; ``alone``: it is the step's first and last."""
         if not self.wanted or are_values(push.terms):
             return
         self._largest = max(self._largest, push.examples)
@@ -76,7 +76,7 @@ class StepExamples:
 
     @property
     def so_far(self) -> int:
-        """Those of the step; one in which nothing is said has one."""
+        """The examples of the step; one without any information has one."""
         return min(max(1, self._largest, *self._of.values()), MAX_COUNT)
 
     def clear(self) -> None:
@@ -86,7 +86,7 @@ class StepExamples:
 
 
 class Unfinished:
-    """What the pushes of a worker's step have left out, where none of them ends it: said once."""
+    """What the pushes of a worker's step leave out, if none of them ends it: reported once."""
 
     def __init__(self) -> None:
         self.lacking: set[int] | None = None  # by all of them; None: there are none
@@ -94,7 +94,7 @@ class Unfinished:
         self._warned = False
 
     def add(self, push: PushTransfer) -> None:
-        """A push leaves that does not end the step."""
+        """A push is sent that does not end the step."""
         if not push.expected:  # of rows: no parameter is awaited because of it
             return
         lacking = set(push.lacking)
@@ -102,7 +102,7 @@ class Unfinished:
         self._expected = push.expected
 
     def alone(self, push: PushTransfer, attached: Attached | None) -> list[Action]:
-        """Tell whoever pushes a part where each push is applied by itself; nothing the second time."""
+        """Warn about partial pushes where each push is applied by itself; only the first time."""
         if self._warned or attached is None:
             return []
         self._warned = True
@@ -112,7 +112,7 @@ class Unfinished:
         return [Log("warning", f"{pushed}, {lacking}; push(step=True) says that this is meant")]
 
     def warning(self, attached: Attached | None) -> list[Action]:
-        """Tell whoever reads in the middle of a step; nothing the second time."""
+        """Warn about reading in the middle of a step; only the first time."""
         if self.lacking is None or self._warned or attached is None:
             return []
         self._warned = True
@@ -123,21 +123,21 @@ class Unfinished:
 
 
 class StepPushes:
-    """What a worker has brought to the step that it is in."""
+    """What a worker has contributed to its step."""
 
     def __init__(self) -> None:
-        self.closing: PushTransfer | Advance | None = None  # ends it, once that was asked for
-        self.unacknowledged: set[PushTransfer] = set()  # under way
+        self.closing: PushTransfer | Advance | None = None  # ends the step, once requested
+        self.unacknowledged: set[PushTransfer] = set()  # in flight
         self.attempts: list[int] = []  # that all shards have acknowledged
         self.examples = StepExamples()
         self.unfinished = Unfinished()
-        self.passed = False  # a step of partial pushes went by: the advance that was to end it ends nothing
+        self.passed = False  # a step of partial pushes was passed: the advance for it ends nothing
         self._attempt_numbers = count(1)
 
     def start(self, push: PushTransfer) -> None:
-        """A push of the step leaves."""
+        """A push of the step is sent."""
         self.passed = False
-        if any(push.cargoes):  # nothing is no gradient
+        if any(push.cargoes):  # an empty push is not a gradient
             push.attempt = next(self._attempt_numbers)
             self.unacknowledged.add(push)
         else:
@@ -155,7 +155,7 @@ class StepPushes:
         self.attempts.append(push.attempt)
 
     def arriving(self, request: int, clock: int, *, may_leave_out: bool) -> Arrive:
-        """Return the arrival with all of the step; of one that is not skipped and has no push there is an attempt."""
+        """Return the arrival for the whole step; a step without pushes that is not skipped has one attempt."""
         closing = self.closing if isinstance(self.closing, Advance) else Advance()
         for_all = closing.for_all and may_leave_out
         examples = self.examples.so_far if closing.examples is None else closing.examples
@@ -171,7 +171,7 @@ class StepPushes:
         return arrive
 
     def clear(self) -> None:
-        """The step is over: nothing is of it any more but pushes that are under way."""
+        """The step is over: only pushes in flight still belong to it."""
         self.unfinished.lacking = None
         self.examples.clear()
         self.attempts.clear()
@@ -180,20 +180,20 @@ class StepPushes:
 class Pace:
     """Where a worker is in its sequence of steps.
 
-    A push of the whole model (or an explicit `Advance`, perhaps after partial pushes) *closes* the gate:
-    when all shards have acknowledged it the worker arrives at the coordinator, and later transfers are
-    held until that lets it proceed. It arrives with the pushes of the step; with none it has skipped it.
+    A push of the whole model (or an explicit `Advance`, perhaps after partial pushes) *closes* the gate: when all
+    shards have acknowledged it the worker arrives at the coordinator, and later transfers are held until it may
+    proceed. It arrives with the pushes of the step; without any it has skipped it.
     """
 
     def __init__(self) -> None:
         self.mode = "async"
         self.clock = 0  # the step the next gradients belong to
-        self.version = 0  # what reads demand at least
+        self.version = 0  # the lowest version for reads
         self.slowest = 0  # bounded: the clock that the slowest worker is known to have reached
         self.gate = Gate.OPEN
-        self.arrive: Arrive | None = None  # what the coordinator was told of the step
-        self.awaited = ""  # for whom, in the coordinator's words
-        self.held: OrderedDict[Exchange | Advance, None] = OrderedDict()  # in the order in which they begin
+        self.arrive: Arrive | None = None  # the last arrival sent to the coordinator
+        self.awaited = ""  # what it waits for, in the coordinator's words
+        self.held: OrderedDict[Exchange | Advance, None] = OrderedDict()  # in the order in which they start
         self.paused: Pause | None = None
         self.step = StepPushes()
 
@@ -214,12 +214,12 @@ class Pace:
 
     @property
     def reads_at(self) -> int:
-        """The clock of a read that is asked for now, after all that is held: the steps that end with that count."""
+        """The clock of a read requested now, after all held operations: the steps that end with them count."""
         ends = [isinstance(held, Advance) or (held.push is not None and held.push.whole) for held in self.held]
         return self.next_step + sum(ends)
 
     def start(self, transfer: AnyTransfer, terms: Sequence[float] = ()) -> None:
-        """A transfer leaves; say which step it belongs to, and on which ``terms`` it is applied if it has no step."""
+        """A transfer is sent; note its step, and its ``terms`` if it has no step."""
         if terms and isinstance(transfer, PushTransfer) and self.mode != "sync":
             transfer.terms = terms_of(transfer.terms[0] if transfer.terms else 1.0, terms[1:])
         if self.mode == "async":
@@ -254,7 +254,7 @@ class Pace:
                 self._close()
 
     def forget(self, ended: PushTransfer | Advance) -> None:
-        """A push, or an advance, has ended, well or not; a push that failed completes no step, and may be repeated."""
+        """A push, or an advance, has ended; a failed push completes no step, and may be repeated."""
         step = self.step
         if ended is step.closing and (isinstance(ended, Advance) or ended in step.unacknowledged):
             step.closing, self.gate = None, Gate.OPEN
@@ -265,11 +265,11 @@ class Pace:
 
     @property
     def brought(self) -> bool:
-        """Whether anything of this step is acknowledged or under way."""
+        """Whether anything of this step is acknowledged or in flight."""
         return bool(self.step.attempts or self.step.unacknowledged)
 
     def arriving(self, request: int) -> Arrive:
-        """Return the message that says the step is complete; the gate is closed until its answer."""
+        """Return the message that the step is complete; the gate is closed until its answer."""
         if self.gate is Gate.FAILED:
             self.arrive = Arrive(request, self.clock, ())
         else:
@@ -278,7 +278,7 @@ class Pace:
         return self.arrive
 
     def proceed(self, message: Proceed) -> None:
-        """The coordinator lets this worker go on."""
+        """The coordinator lets this worker proceed."""
         assert self.arrive is not None
         if self.mode == "sync":
             self.clock = self.version = max(self.clock, message.version)
@@ -297,7 +297,7 @@ class Pace:
     def resume(self, clock: int) -> bool:
         """The others did not wait for this worker for a while, and are at ``clock`` or beyond ours.
 
-        Return whether gradients were lost by it: of a step that was not complete and is over now.
+        Return whether that lost gradients: of a step that was not complete and is over now.
         """
         if self.mode == "async" or clock <= self.clock:
             return False
@@ -312,7 +312,7 @@ class Pace:
         self.gate, self.arrive, self.awaited = Gate.FAILED, None, ""
 
     def validate(self) -> None:
-        """Assert that nothing is held without a reason, and that the gate is as closed as it says."""
+        """Assert that nothing is held without a reason, and that the gate's state is consistent."""
         assert self.closed or not self.held
         for operation in self.held:
             assert not operation.done

@@ -11,7 +11,7 @@ from zmqps.core.worker.operations import Question
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class TakeRange(Question):
-    """Take a range of a data set, and say which one was used. Resolves to a `zmqps.core.protocol.messages.Range`."""
+    """Take a range of a data set, and report the used one. Resolves to a `zmqps.core.protocol.messages.Range`."""
 
     data: DataSpec
     used: tuple[int, int] | None = None

@@ -1,4 +1,4 @@
-"""Rows of sparse tables on their way: which of them go with which message, and where those that come belong."""
+"""Rows of sparse tables in transfer: their division into messages, and the targets of received ones."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from zmqps.rows.unique import Different, Grouped, different, group, spread
 if TYPE_CHECKING:
     from zmqps.core.protocol.messages import Buffer
 
-#: Bytes of rows that a message brings, about; as slices of dense parameters have.
+#: Bytes of rows in a message, about; as of slices of dense parameters.
 CHUNK_NBYTES = 4 << 20
 NO_IDS = np.empty(0, np.int64)
 
@@ -30,8 +30,8 @@ NO_IDS = np.empty(0, np.int64)
 class RowCargo(Cargo):
     """What one message moves of a shard's part of a table.
 
-    ``first`` and ``wanted_first`` are the numbers of the first row that it brings, and that it asks for; ``begins``: it
-    is the first message on its shard that brings something.
+    ``first`` and ``wanted_first`` are the numbers of the first row that it brings, and that it requests; ``begins``: it
+    is the first message on its shard that brings rows.
     """
 
     first: int = 0
@@ -42,7 +42,7 @@ class RowCargo(Cargo):
 
 
 class RowParts:
-    """How the buckets of a table are divided into messages: first by shard, then into parts of about one size."""
+    """The division of a table's buckets into messages: first by shard, then into parts of about one size."""
 
     def __init__(self, placement: Placement, number: int) -> None:
         spec = placement.keyspace.tables[number].rows
@@ -58,11 +58,11 @@ class RowParts:
         return self._slices
 
     def different(self, ids: Array) -> Different:
-        """Return the different ids of some."""
+        """Return the distinct ids among some."""
         return different(ids, self.spec.bucket_seed)
 
     def part_of_bucket(self, num_rows: int) -> tuple[Array, list[Slice]]:
-        """Return, for so many different rows, the part each bucket belongs to, and the slice of each part."""
+        """Return, for this many distinct rows, the part each bucket belongs to, and the slice of each part."""
         nbytes = num_rows * (self.spec.nbytes + 8)
         pieces = max(1, -(-nbytes // (CHUNK_NBYTES * len(self._slices))))
         pieces = 1 << (min(pieces, NUM_BUCKETS) - 1).bit_length()  # few different maps
@@ -77,7 +77,7 @@ class RowParts:
         return self._maps[pieces]
 
     def group(self, found: Different, parts: tuple[Array, list[Slice]]) -> Grouped:
-        """Return different ids by part."""
+        """Return distinct ids by part."""
         return group(found, parts[0], len(parts[1]))
 
     def cargoes(
@@ -88,10 +88,10 @@ class RowParts:
         *,
         everywhere: bool = False,
     ) -> tuple[tuple[RowCargo, ...], ...]:
-        """Return, for each shard, what moves some rows there, and others back.
+        """Return, for each shard, the messages that move some rows there, and others back.
 
-        Ids are grouped by ``parts``, as `part_of_bucket` returned it. ``everywhere``: shards of the table to which
-        nothing goes get a message, too, for they are told that there was a push.
+        Ids are grouped by ``parts``, as returned by `part_of_bucket`. ``everywhere``: shards of the table without rows
+        also get a message, to be informed of the push.
         """
         rows: list[list[RowCargo]] = [[] for _ in range(self._num_shards)]
         for number, slice_ in enumerate(parts[1]):
@@ -119,7 +119,7 @@ class RowParts:
         return tuple(map(tuple, rows))
 
     def whole(self, slice_: Slice) -> tuple[tuple[RowCargo, ...], ...]:
-        """Return what asks one shard about its part as it lies."""
+        """Return the request to one shard for its part in storage order."""
         cargo = RowCargo(slice=slice_, ranges=(), extents=(), dtype=ROW_DTYPE, nbytes=CHUNK_NBYTES)
         return tuple((cargo,) if shard == slice_.shard else () for shard in range(self._num_shards))
 
@@ -133,43 +133,43 @@ def _of(grouped: Grouped | None, part: int) -> tuple[int, Array]:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class RowSource(Source):
-    """Gradients of rows, or values: float32 ``(n, dim)``, contiguous, one for each different id, grouped by message."""
+    """Gradients of rows, or values: float32 ``(n, dim)``, contiguous, one for each distinct id, grouped by message."""
 
     rows: Array = field(default_factory=lambda: np.empty((0, 0), np.float32))
 
     def payload(self, cargoes: Sequence[Cargo]) -> list[Array]:
-        """Return buffers that hold what to send of some cargoes."""
+        """Return buffers with the payload of some cargoes."""
         return gather([piece for cargo in cargoes for piece in self.pieces(cargo)])
 
     def pieces(self, cargo: Cargo) -> list[Array]:
-        """Return what to send of a cargo."""
+        """Return the payload of a cargo."""
         assert isinstance(cargo, RowCargo)
         return [self.rows[cargo.first : cargo.first + cargo.pushed.size].reshape(-1)]
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class RowTarget(Target):
-    """Where rows go: ``out`` is contiguous float32 ``(len(inverse), dim)``, ``inverse`` the row of each id."""
+    """The target of rows: ``out`` is contiguous float32 ``(len(inverse), dim)``, ``inverse`` the row of each id."""
 
     inverse: Array = field(default_factory=lambda: NO_IDS)
     out: Array = field(default_factory=lambda: np.empty((0, 0), np.float32))
 
     @staticmethod
     def ids_of(cargo: RowCargo) -> Array:
-        """Return the ids whose rows a message asks for."""
+        """Return the ids whose rows a message requests."""
         return cargo.wanted
 
     def size_of(self, cargo: Cargo) -> int:
-        """Return how many elements a cargo brings."""
+        """Return the number of elements of a cargo."""
         assert isinstance(cargo, RowCargo)
         return int(cargo.wanted.size * self.out.shape[1])
 
     def places(self, cargo: Cargo) -> list[Array]:
-        """Return nothing: rows do not come to lie in the order in which they travel."""
+        """Return nothing: rows are not stored in the order in which they arrive."""
         return []
 
     def land(self, cargoes: Sequence[Cargo], payload: Sequence[Buffer], versions: Sequence[int]) -> None:
-        """Put rows where they belong, each copied once; none, but a `ProtocolError`, if they are not of their size."""
+        """Copy each row once to its place; none, but a `ProtocolError`, if the size is wrong."""
         [cargo] = cargoes
         assert isinstance(cargo, RowCargo)
         pieces = [array for _, _, array in scatter(payload, [(self.size_of(cargo), ROW_DTYPE)])]
@@ -181,10 +181,10 @@ class RowTarget(Target):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class ScanTarget(Target):
-    """Rows as they lie on a server, from place ``start`` on, of at most ``most`` places.
+    """Rows in a server's storage order, from place ``start`` on, of at most ``most`` places.
 
-    With ``since``, a cursor, only what has changed since. What has come: numbers by their names (`SCANNED`), ids and
-    rows, and the ids of rows that are ``gone``.
+    With ``since``, a cursor, only the changes since. Received: numbers by their names (`SCANNED`), ids and rows, and
+    the ids of ``gone`` (removed) rows.
     """
 
     start: int = 0
@@ -198,20 +198,20 @@ class ScanTarget(Target):
 
     @property
     def cursor(self) -> tuple[int, ...]:
-        """Where the scan has begun, if this was its first answer."""
+        """The start of the scan, if this was its first answer."""
         return tuple([self.counters[name] for name in CURSOR])
 
     @property
     def next_start(self) -> int:
-        """Where to go on; 0 at the end."""
+        """Where to continue; 0 at the end."""
         return self.counters["next"]
 
     def places(self, cargo: Cargo) -> list[Array]:
-        """Return nothing: what comes is kept as it is."""
+        """Return nothing: answers are kept as they are."""
         return []
 
     def land(self, cargoes: Sequence[Cargo], payload: Sequence[Buffer], versions: Sequence[int]) -> None:
-        """Keep what has come; `ProtocolError`: it is not what such an answer has."""
+        """Store an answer; `ProtocolError`: it is malformed."""
         [cargo] = cargoes
         whole = np.concatenate([np.empty(0, np.uint8), *(np.frombuffer(buffer, np.uint8) for buffer in payload)])
         head = whole[: 8 * len(SCANNED)]
@@ -232,10 +232,10 @@ class ScanTarget(Target):
 def row_message(
     request: Request, epoch: int, versions: Sequence[int], encoded: Callable[[Request, Source], tuple[str, list[Array]]]
 ) -> PushRows | PullRows | ScanRows:
-    """Return a request about one part of one table as it travels.
+    """Return a request about one part of one table in wire form.
 
-    ``epoch`` is of the copy of the shard, ``versions`` say when each slice was last read, and ``encoded`` returns the
-    gradients of a request and the codec they are in.
+    ``epoch`` is of the copy of the shard, ``versions`` are those at which slices were last read, and ``encoded``
+    returns the gradients of a request and their codec.
     """
     [cargo] = request.cargoes
     assert isinstance(cargo, RowCargo)

@@ -56,7 +56,7 @@ from zmqps.errors import (
     printable,
 )
 
-#: How long a goodbye waits for its answer: a coordinator that ended with it may be gone before that was read.
+#: How long a goodbye waits for its answer: a coordinator that ended with it may be gone before it was read.
 FAREWELL_S = 2.0
 
 Event = NetworkEvent | Stop | Operation | Cancelled
@@ -64,13 +64,13 @@ Event = NetworkEvent | Stop | Operation | Cancelled
 
 @dataclass(slots=True, kw_only=True)
 class SessionEnd:
-    """How far the end of a session is."""
+    """The progress of the end of a session."""
 
-    finish: Finish | None = None  # is done once the transfers under way are, and the goodbye is answered
-    has_parted: bool = False  # the servers have been told goodbye
+    finish: Finish | None = None  # completes with the pending transfers and the answer to the goodbye
+    has_parted: bool = False  # the servers got a goodbye
     stops: bool = False  # the process exits as soon as the goodbye is answered
-    due: float | None = None  # when the answer is waited for no longer
-    error: PSError | None = None  # why nothing can begin any more
+    due: float | None = None  # when to stop waiting for the answer
+    error: PSError | None = None  # why no operation can start any more
 
     @property
     def finishes(self) -> bool:
@@ -81,8 +81,8 @@ class SessionEnd:
 class SessionKernel:
     """A worker or observer without its sockets.
 
-    `Operation` objects are events here, besides those of `zmqps.core.protocol.events`; each is resolved exactly once,
-    by its result, an error, or at its deadline. Before a push sends anything ``all_finite`` is asked whether its flat
+    `Operation` objects are events here, in addition to those of `zmqps.core.protocol.events`; each is resolved exactly
+    once, by its result, an error, or at its deadline. Before a push sends anything ``all_finite`` checks that its flat
     arrays hold neither NaN nor infinity, so that a refused push changes nothing anywhere.
     """
 
@@ -96,7 +96,7 @@ class SessionKernel:
         self.member = Member(identity, coordinator, self.counters)
         self.hooks = SessionHooks()
         self.attached: Attached | None = None
-        self.operations: dict[Operation, None] = {}  # in the order they came
+        self.operations: dict[Operation, None] = {}  # in order of arrival
         self.links = Links(self.member, coding)
         self.transfers = Transfers(self, self.links, all_finite)
         self.now = 0.0  # of the event being handled
@@ -120,7 +120,7 @@ class SessionKernel:
         self._set_alarm()
         return actions
 
-    # --- what others may look at ---------------------------------------------------------------
+    # --- for other code to read ----------------------------------------------------------------
 
     def counters(self) -> Mapping[str, Any]:
         """Return the counters shown in the status."""
@@ -139,18 +139,18 @@ class SessionKernel:
 
     @property
     def epoch(self) -> int:
-        """The job's; 0 before it is known."""
+        """The job's epoch; 0 before it is known."""
         return 0 if self.attached is None else self.attached.epoch
 
     @property
     def title(self) -> str:
-        """Who this worker is, for errors."""
+        """This worker's identity, for errors."""
         return self.member.title
 
     # --- the door ------------------------------------------------------------------------------
 
     def handle(self, event: Event, now: float) -> list[Action]:
-        """Take an event, then all that it makes possible."""
+        """Process an event, then all that it makes possible."""
         self.now = now
         if isinstance(event, Received) and event.peer != COORDINATOR:
             actions = self.transfers.handle(event.peer, event.message, now)
@@ -165,8 +165,8 @@ class SessionKernel:
                 or not isinstance(event.message, m.Proceed)
             ):
                 self._set_alarm()
-        # what waited for something that has just ended: here only, once the event is dealt with, for what ends may let
-        # others begin, which may end at once and let yet others begin, as many as there are
+        # what waited for an operation that has just ended: only here, after the event, because ends may let others
+        # start, which may end at once and let others start, without a limit
         pace = self.transfers.pace
         if pace.held or pace.gate is Gate.COMPLETE or pace.paused is not None:
             actions += self.transfers.go_on(now)
@@ -195,18 +195,18 @@ class SessionKernel:
         return self._from_coordinator(event.message, now)
 
     def next_deadline(self) -> float | None:
-        """Return when something is due, at the earliest."""
+        """Return the earliest deadline."""
         due = self.links.commons.alarm.due
         return None if due == inf else due
 
     def _dues(self) -> list[float | None]:
-        """Return when each part that is not on the way of a step has something to do."""
+        """Return the deadline of each part outside the path of a step."""
         pause = self.transfers.pace.paused
         parts = (self.member, self.questions, self._waits, self._orphaned, self._end)
         return [*(part.due for part in parts), None if pause is None else pause.due]
 
     def _set_alarm(self) -> None:
-        """Something may be due sooner than before."""
+        """A deadline may be earlier than before."""
         alarm = self.links.commons.alarm
         alarm.due = min([alarm.due, *[due for due in self._dues() if due is not None]])
 
@@ -280,7 +280,7 @@ class SessionKernel:
         return self.questions.begin(operation, now)
 
     def resolve(self, operation: Operation, value: Any) -> list[Action]:
-        """An operation is done; ``value`` is its result or the exception to raise."""
+        """Complete an operation; ``value`` is its result or the exception to raise."""
         assert not operation.done
         operation.done = True
         self.operations.pop(operation, None)
@@ -329,9 +329,9 @@ class SessionKernel:
         return actions
 
     def _on_farewell_due(self, now: float) -> list[Action]:
-        """End without an answer, unless a worker that has finished waits for a coordinator that is away to hear of it.
+        """End without an answer, unless a finishing worker waits for an absent coordinator to learn of it.
 
-        Else it were lost.
+        Otherwise it would count as lost.
         """
         end, actions = self._end, list[Action]()
         if end.finishes and not end.stops and self.member.is_patient(now):
@@ -345,9 +345,9 @@ class SessionKernel:
         return actions
 
     def _stop(self) -> list[Action]:
-        """Fail all that waits and say goodbye; exit when that is answered, so that whoever comes next does not meet us.
+        """Fail all waiting operations and say goodbye; exit when that is answered, so that no successor meets us.
 
-        At once where no answer can come, and when asked again.
+        At once if no answer can come, and when called again.
         """
         again, self._end.stops = self._end.stops, True
         actions = [*self._goodbye(DepartureCause.CLOSED), *self._fail_all(ClosedError("the worker was closed"))]
@@ -386,7 +386,7 @@ class SessionKernel:
         return actions
 
     def _ask_again(self, now: float, *, returned: bool = False) -> list[Action]:
-        """Ask again what is not answered, as soon as the coordinator knows who asks."""
+        """Repeat unanswered requests, as soon as the coordinator knows this node."""
         if not self.member.joined or self.member.unsure:
             self.questions.held = self.member.unsure
             return []
@@ -423,18 +423,18 @@ class SessionKernel:
         return [*([] if self.operations else told), *self._fail_all(error)]
 
     def coordinator_lost(self, now: float) -> PSError | None:
-        """Return the error for what only the coordinator can allow; None while it is there."""
+        """Return the error of requests to the coordinator; None while it is there."""
         return self._orphaned.error(now) if self.member.lost else None
 
     def _lose_coordinator(self, now: float) -> list[Action]:
         error = self._orphaned.error(now)
         said = Log("error", str(error), error=error.number)
-        actions: list[Action] = [said, *self.transfers.unpause(now)]  # nobody is left to say so
+        actions: list[Action] = [said, *self.transfers.unpause(now)]  # no coordinator will end the pause
         for operation in self._orphaned.begin(self.operations, now):
             actions += self.resolve(operation, error)
         return actions
 
 
 def _answers(message: m.Message, request: int) -> bool:
-    """Whether a message is about the arrival with this number; the number of a `Fetch` is none of ours."""
+    """Whether a message is about the arrival with this number; a `Fetch` has other numbers."""
     return isinstance(message, (m.Waiting, m.Error)) and message.request == request

@@ -1,4 +1,4 @@
-"""What a worker has done so far."""
+"""A worker's statistics."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from zmqps.core.worker.connections.wire import WireSpeed
 from zmqps.core.worker.operations import Attached, Operation
 from zmqps.core.worker.transfer import PushTransfer
 
-#: Pushes that were staler are counted by the next power of two: that of a worker that never pulls grows with each.
+#: Larger staleness is counted by the next power of two: that of a worker that never pulls grows with each push.
 MAX_EXACT = int(BOUNDS["staleness"][-1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statistics:
-    """What a worker has done so far; frozen, a copy.
+    """A worker's statistics so far; a frozen copy.
 
     Attributes
     ----------
@@ -30,21 +30,21 @@ class Statistics:
     bytes_sent, bytes_received
         Payload bytes, resent ones included.
     in_flight_bytes
-        Payload bytes sent or asked for and not yet answered, at this moment.
+        Payload bytes sent or requested and not yet answered, at this moment.
     retries
-        Requests sent again because no answer came.
+        Requests resent because no answer came.
     nonfinite
         Pushes refused because of NaN or infinity.
     dropped
-        Synchronous: steps whose gradients came after the step was over. Otherwise: pushes of which
-        a slice was too stale for the job's treatment.
+        Synchronous: steps whose gradients arrived after the step was over. Otherwise: pushes with a slice that was too
+        stale for the job's treatment.
     left_out
-        Synchronous: steps in which nobody's gradient was applied, because a worker had said ``skip(for_all=True)``.
+        Synchronous: steps in which no gradient was applied, because a worker had called ``skip(for_all=True)``.
     clock
         Steps completed (bounded), or the step the next gradients belong to (synchronous).
     staleness_mean, staleness_max, staleness_last
-        Updates that others (and earlier pushes of this worker) had made to what a push changed,
-        between this worker's pull and the push's arrival; of a push the largest over its slices.
+        Updates that others (and earlier pushes of this worker) had made to what a push changed, between this worker's
+        pull and the push's arrival; for each push the largest over its slices.
     staleness_histogram
         Staleness -> number of pushes; beyond 1,024 the next power of two.
     mode
@@ -54,13 +54,13 @@ class Statistics:
     shared_bytes
         Memory of this worker that servers on its host may read in place (``gradient_buffers``).
     borrowed_bytes
-        Memory of servers on this host that they keep as it is, because arrays of this worker are
-        views of it (``copy=False``).
+        Memory of servers on this host that they do not change, because arrays of this worker are views of it
+        (``copy=False``).
     wires
-        By the rank of the server: what has been seen of the wire to it (`WireSpeed`).
+        By the rank of the server: the measured wire to it (`WireSpeed`).
     logged, log_dropped
-        How often the script has called `zmqps.Worker.log`, in all lives of the worker; and how much of that never
-        came to the coordinator.
+        How often the script has called `zmqps.Worker.log`, in all lives of the worker; and how many of these calls
+        never reached the coordinator.
     """
 
     pushes: int = 0
@@ -87,7 +87,7 @@ class Statistics:
 
 
 class Tally:
-    """Counts what becomes `Statistics`, beside the ``counts`` of transfers."""
+    """Makes `Statistics`, in addition to the ``counts`` of transfers."""
 
     def __init__(self, counts: Counter[str]) -> None:
         self._counts = counts
@@ -99,12 +99,12 @@ class Tally:
         self._stepped_at: float | None = None
 
     def attached(self, attached: Attached, placement: Mapping[str, Any]) -> None:
-        """The job is another one."""
+        """The job has changed."""
         self._steps_are_pushes = attached.job.mode == "async"
         self._treatment = make_treatment(attached.job.treatment)
 
     def pushed(self, push: PushTransfer, operation: Operation, now: float) -> None:
-        """A push is with all servers."""
+        """All servers have a push."""
         self.staleness_last = stale = push.staleness
         self.staleness[stale if stale <= MAX_EXACT else 1 << stale.bit_length()] += 1
         self._staleness_total += stale
@@ -117,7 +117,7 @@ class Tally:
     def stepped(self, now: float) -> None:
         """A step is over: a synchronous or bounded one, or asynchronous a push."""
         if self._stepped_at is not None:
-            self._steps.total += (took := now - self._stepped_at)  # observed without a call, on the way of each step
+            self._steps.total += (took := now - self._stepped_at)  # observed inline, because this runs in each step
             self._steps.counts[bisect_left(self._steps.bounds, took)] += 1
         self._stepped_at = now
 
@@ -126,7 +126,7 @@ class Tally:
         return self._staleness_total / max(1, sum(self.staleness.values()))
 
     def counters(self) -> dict[str, Any]:
-        """Return what the status and metrics show."""
+        """Return counters for the status and metrics."""
         return {
             "staleness_mean": round(self._mean, 3),
             "staleness_max": self._staleness_max,
@@ -135,7 +135,7 @@ class Tally:
         }
 
     def statistics(self, **counted: Any) -> Statistics:
-        """Return a frozen copy, with what others have counted."""
+        """Return a frozen copy, with the counts of other parts."""
         return Statistics(
             staleness_mean=self._mean,
             staleness_max=self._staleness_max,

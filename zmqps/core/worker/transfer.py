@@ -1,6 +1,6 @@
-"""What goes to the servers and what comes from them: a push, a pull, the upload of initial values.
+"""Arrays sent to the servers and received from them: a push, a pull, the upload of initial values.
 
-Each has a plan: which elements of which parameters travel with which slice. Gradients may be encoded on the way.
+Each has a plan: which elements of which parameters travel with which slice. Gradients may be encoded.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Extent(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Cargo:
-    """What one transfer moves of one slice."""
+    """The part of one transfer in one slice."""
 
     slice: Slice
     ranges: tuple[int, ...]  # as in `zmqps.core.protocol.messages.Part`
@@ -54,7 +54,7 @@ def plan(placement: Placement, parameters: frozenset[int] | None = None) -> tupl
 
 
 def batches(cargoes: Sequence[Cargo], nbytes: int) -> Iterator[tuple[Cargo, ...]]:
-    """Yield cargoes in groups of a limited number of bytes, or one by one."""
+    """Yield cargoes in groups of limited size, or one by one."""
     batch: list[Cargo] = []
     room = nbytes
     for cargo in cargoes:
@@ -67,7 +67,7 @@ def batches(cargoes: Sequence[Cargo], nbytes: int) -> Iterator[tuple[Cargo, ...]
 
 
 def in_order(cargoes: tuple[tuple[Cargo, ...], ...], parameters: Sequence[int]) -> tuple[tuple[Cargo, ...], ...]:
-    """Return a plan that moves its parameters in the order in which they are named, as far as slices allow."""
+    """Return a plan that moves its parameters in the order of their names in the call, as far as slices allow."""
     place = {parameter: i for i, parameter in enumerate(parameters)}
 
     def first(cargo: Cargo) -> int:
@@ -103,26 +103,26 @@ class Source:
     """What to send."""
 
     arrays: Sequence[Array | None] = ()  # flat arrays by parameter; any floating dtype, converted slice by slice
-    tables: Sequence[Array] | None = None  # the flat tables that all of them lie in, where they do
-    codec: str = "raw"  # how they travel
-    in_place: int = 0  # where servers read the tables in place: the bytes of a message. They do not count as in flight
+    tables: Sequence[Array] | None = None  # the flat tables that all of them are in, if they are
+    codec: str = "raw"  # their codec
+    in_place: int = 0  # if servers read the tables in place: the bytes of a message. They do not count as in flight
     checked: bool = False  # they are known to be finite
-    # whether what servers read in place is left alone until the step is over, which the caller waits for: a push_pull
-    # of everything in a step that needs one gradient of each worker. They are finite then
+    # whether the memory that servers read in place is not changed until the step is over, which the caller waits for:
+    # a push_pull of everything in a step that needs one gradient of each worker. They are finite then
     stays: bool = False
-    # gradients that are encoded already, in place of arrays: for each cargo the codec and the blob. Or the names of
-    # those that were found not to be finite; then nothing is sent
+    # encoded gradients, instead of arrays: for each cargo the codec and the blob. Or the names of those found not to be
+    # finite; then nothing is sent
     encoded: Mapping[Cargo, tuple[str, Array]] | None = None
     nonfinite: Sequence[str] = ()
 
     def payload(self, cargoes: Sequence[Cargo]) -> list[Array]:
-        """Return buffers that hold what to send of some cargoes."""
+        """Return buffers with the payload of some cargoes."""
         one = len(cargoes) == 1
         pieces = self.pieces(cargoes[0]) if one else [piece for cargo in cargoes for piece in self.pieces(cargo)]
         return pieces if len(pieces) == 1 and pieces[0].nbytes else gather(pieces)
 
     def pieces(self, cargo: Cargo) -> list[Array]:
-        """Return what to send of a cargo, in the dtype of the wire."""
+        """Return the payload of a cargo, in the dtype of the wire."""
         if self.tables is not None:
             return _of_table(self.tables, cargo)
         found, as_sent = [], True
@@ -138,32 +138,32 @@ class Source:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Target:
-    """Where values go, and what has come."""
+    """The target of values, and what has arrived."""
 
     arrays: Sequence[Array | None] = ()  # flat writable arrays by parameter; not with ``tables``
-    tables: Sequence[Array] | None = None  # the flat tables that all of them lie in
-    codec: str = "raw"  # how values travel
-    in_place: int = 0  # where values stay in place: the bytes of a message. They do not count as in flight
-    # how many elements of each parameter are missing, if the caller wants to know when one is complete; else None
+    tables: Sequence[Array] | None = None  # the flat tables that all of them are in
+    codec: str = "raw"  # the codec of values
+    in_place: int = 0  # if values stay in place: the bytes of a message. They do not count as in flight
+    # the number of missing elements of each parameter, if the caller wants to know when one is complete; else None
     missing: dict[int, int] | None = None
-    arrived: list[int] = field(default_factory=list)  # the parameters that are complete and not reported yet
-    versions: dict[Cargo, int] = field(default_factory=dict)  # those that were read of each slice
+    arrived: list[int] = field(default_factory=list)  # the complete parameters that are not reported yet
+    versions: dict[Cargo, int] = field(default_factory=dict)  # the read version of each slice
 
     def places(self, cargo: Cargo) -> list[Array]:
-        """Return where the values of a cargo go, in their order on the wire."""
+        """Return the targets of a cargo's values, in their order on the wire."""
         if self.tables is not None:
             return _of_table(self.tables, cargo)
         arrays = [(self.arrays[parameter], start, stop) for parameter, start, stop in cargo.extents]
         return [array[start:stop] for array, start, stop in arrays if array is not None]
 
     def size_of(self, cargo: Cargo) -> int:
-        """Return how many elements a cargo brings."""
+        """Return the number of elements of a cargo."""
         return cargo.nbytes // cargo.dtype.itemsize
 
     def land(self, cargoes: Sequence[Cargo], payload: Sequence[Buffer], versions: Sequence[int]) -> None:
-        """Put values of cargoes where they belong; none, but a `ProtocolError`, if they are not of their size."""
+        """Copy the values of cargoes to their places; none, but a `ProtocolError`, if the size is wrong."""
         places = [(place, cargo.dtype) for cargo in cargoes for place in self.places(cargo)]
-        if len(cargoes) == len(places) == len(payload) == 1:  # as of most messages
+        if len(cargoes) == len(places) == len(payload) == 1:  # as in most messages
             [(place, dtype)], nbytes = places, memoryview(payload[0]).nbytes
             if nbytes and nbytes == place.size * dtype.itemsize:
                 np.copyto(place, np.frombuffer(payload[0], dtype), casting="unsafe")
@@ -176,7 +176,7 @@ class Target:
             self.landed(cargo, version)
 
     def landed(self, cargo: Cargo, version: int) -> None:
-        """Note that the values of a cargo are where they belong."""
+        """Note that the values of a cargo are in place."""
         self.versions[cargo] = version
         if self.missing is not None:
             for extent in cargo.extents:
@@ -185,12 +185,12 @@ class Target:
                     self.arrived.append(extent.parameter)
 
     def outdated(self) -> tuple[Cargo, ...]:
-        """Return what was read of an older version than the rest."""
+        """Return the cargoes that were read at an older version than the rest."""
         newest = max(self.versions.values(), default=0)
         return tuple(cargo for cargo, version in self.versions.items() if version < newest)
 
     def forget(self, cargoes: Sequence[Cargo]) -> None:
-        """The values of some cargoes are out of date, and will come again."""
+        """The values of some cargoes are out of date, and will arrive again."""
         for cargo in cargoes:
             del self.versions[cargo]
 
@@ -203,14 +203,14 @@ def _of_table(tables: Sequence[Array], cargo: Cargo) -> list[Array]:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Transfer:
-    """Arrays on their way; they are there when nothing is ``remaining``."""
+    """Arrays in transfer; complete when nothing is ``remaining``."""
 
-    cargoes: tuple[tuple[Cargo, ...], ...] = ()  # what to move, a tuple a shard (`zmqps.core.worker.transfer.plan`)
+    cargoes: tuple[tuple[Cargo, ...], ...] = ()  # what to move, a tuple per shard (`zmqps.core.worker.transfer.plan`)
     source: Source | None = None  # what is sent, if anything is
-    target: Target | None = None  # where values go, if any come
-    atomic: bool = False  # all cargoes of a shard make one message
+    target: Target | None = None  # the target of values, if any arrive
+    atomic: bool = False  # all cargoes of a shard are one message
     done: bool = False
-    remaining: int = 0  # requests that are not answered
+    remaining: int = 0  # unanswered requests
 
     kind: ClassVar[str]
 
@@ -229,16 +229,16 @@ class PushTransfer(Transfer):
     """Send gradients; with a target it is answered with the values after them."""
 
     source: Source
-    whole: bool = False  # these end the worker's step where steps matter: all gradients there are, or the user says so
-    # otherwise: which parameters are trained and not among these, and how many are trained in all
+    whole: bool = False  # this push ends the worker's step, if there are steps: it has all gradients, or on request
+    # otherwise: the trained parameters that are not in it, and the number of trained parameters
     lacking: Collection[int] = ()
     expected: int = 0
-    examples: int = 1  # how often the gradients count in a synchronous mean
-    step: int = 0  # as in the message; set when it leaves
+    examples: int = 1  # the weight of the gradients in a synchronous mean
+    step: int = 0  # as in the message; set when it is sent
     attempt: int = 0
     terms: Sequence[float] = ()  # as in the message
-    staleness: int = 0  # the largest that a server told of
-    # what was sent encoded, by cargo, where it may have to be sent once more after it was answered; else None
+    staleness: int = 0  # the largest one reported by a server
+    # the encoded payload, by cargo, if it may have to be resent after its answer; else None
     blobs: dict[Cargo, tuple[str, Array]] | None = None
 
     kind: ClassVar[str] = "push"
@@ -251,7 +251,7 @@ class PullTransfer(Transfer):
     target: Target
     version: int = 0
     exact: bool = False
-    slowest: int = 0  # bounded: what was pushed before this clock, by whomever, is in them; set when it leaves
+    slowest: int = 0  # bounded: all pushes before this clock are in the values; set when it is sent
 
     kind: ClassVar[str] = "pull"
 
@@ -261,10 +261,10 @@ AnyTransfer = PushTransfer | PullTransfer | LoadTransfer
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Delay:
-    """Why a request that has left is not answered yet, as far as it is known."""
+    """Why a sent request is not answered yet, as far as known."""
 
-    doubted: bool = False  # the server has answered a question that was asked after it, and not this
-    refused_at: float | None = None  # when the server lacked the memory for it, at first
+    doubted: bool = False  # the server has answered a later question, but not this request
+    refused_at: float | None = None  # when the server first lacked the memory for it
     retry_at: float | None = None
 
 
@@ -274,30 +274,30 @@ class Request:
 
     transfer: AnyTransfer
     cargoes: tuple[Cargo, ...]
-    nbytes: int  # that it takes of the window
+    nbytes: int  # its share of the window
     head: bool = False  # the first of its transfer on this link
-    codec: str = "raw"  # its gradients are to travel in
-    number: int = 0  # in the order asked
-    seq: int = 0  # a push's, in the order in which they leave
+    codec: str = "raw"  # the codec of its gradients
+    number: int = 0  # in the requested order
+    seq: int = 0  # of a push, in sending order
     encoded: tuple[str, list[Array]] | None = None
-    sent_nbytes: int = 0  # of its payload, as it travels
+    sent_nbytes: int = 0  # of its encoded payload
     sent_as: int = 0  # ordinal of the last send among those of the connection
     behind: int = 0  # a pull's: the number of the last push before it that touches its slices
     delay: Delay | None = None
 
     @property
     def raw_nbytes(self) -> int:
-        """What it moves each way, as plain arrays."""
+        """Its payloads each way, as plain arrays."""
         return sum([cargo.nbytes for cargo in self.cargoes])
 
     @property
     def retry_at(self) -> float | None:
-        """When it is sent again, while it is put off."""
+        """When it is resent, while it is put off."""
         return None if self.delay is None else self.delay.retry_at
 
     @property
     def slices(self) -> set[int]:
-        """The numbers of the slices it is about."""
+        """The numbers of its slices."""
         return {cargo.slice.index for cargo in self.cargoes}
 
 
@@ -305,12 +305,12 @@ class Packer:
     """Encodes the gradients for one shard."""
 
     def __init__(self, coding: Coding) -> None:
-        self.left_out: dict[int, Array] = {}  # by slice: what lossy codecs have not sent yet
-        self.saved_nbytes = 0  # of what was to be sent, by codecs
+        self.left_out: dict[int, Array] = {}  # by slice: residuals of lossy codecs
+        self.saved_nbytes = 0  # bytes saved by codecs
         self._coding = coding
 
     def pack(self, request: Request, source: Source) -> tuple[str, list[Array]]:
-        """Return the gradients of a request and the codec they are in.
+        """Return the gradients of a request and their codec.
 
         Encoding changes the residuals, so it is done once and kept for a resend.
         """

@@ -37,9 +37,9 @@ from zmqps.errors import (
     printable,
 )
 
-#: A worker that has paused for a checkpoint goes on after so long by itself: the coordinator has given up before.
+#: A worker that has paused for a checkpoint continues by itself after this long: the coordinator has given up before.
 PAUSE_S = 15.0
-#: So often it says that it has paused, until it is told to go on: a connection that broke may have lost either.
+#: How often it repeats that it has paused, until it may continue: a broken connection may have lost either message.
 AGAIN_S = 2.0
 
 
@@ -50,23 +50,23 @@ class Transfers:
         self._links = links
         self.pace = Pace()
         self.hooks = TransferHooks()
-        self.counts: Counter[str] = Counter()  # what has become of them
+        self.counts: Counter[str] = Counter()  # their results
         self._host = host
         self.all_finite = all_finite
-        self.under_way: dict[AnyTransfer, Operation] = {}  # on whose behalf they are
-        self.ahead: PullTransfer | None = None  # under way although its operation is held: it ends no sooner than that
+        self.under_way: dict[AnyTransfer, Operation] = {}  # their operations
+        self.ahead: PullTransfer | None = None  # in transfer although its operation is held: it ends no sooner
         self.answers: dict[type[m.Message], Callable[[Peer, Sequence[Link], Any, float], list[Action]]] = {
             m.Welcome: self._welcomed,
             m.Error: self._refused,
         }
 
     def waiting_for(self, transfer: AnyTransfer, now: float) -> str:
-        """Say what a transfer waits for."""
+        """Return what a transfer waits for."""
         texts = [link.waiting_for(transfer, now) for link in self._links.by_shard]
         return "; ".join(text for text in texts if text) or "nobody"
 
     def forget(self, operation: Operation) -> list[Action]:
-        """An operation is done, well or not: forget it, and let servers forget what nobody waits for any more."""
+        """An operation has ended: forget it, and let servers forget the requests that are not awaited any more."""
         actions, transfer = list[Action](), operation.transfer
         if transfer is not None:
             self.drop(transfer)
@@ -82,7 +82,7 @@ class Transfers:
         return actions
 
     def go_on(self, now: float) -> list[Action]:
-        """Arrive if the step is complete, and begin what is held, until something closes the gate."""
+        """Arrive if the step is complete, and start held operations, until the gate closes."""
         pace, actions = self.pace, list[Action]()
         while True:
             if pace.gate is Gate.COMPLETE:
@@ -100,22 +100,22 @@ class Transfers:
         return actions if pace.paused is None else [*actions, *self._say_paused(now)]
 
     def pause(self, message: m.Hold, now: float) -> list[Action]:
-        """A checkpoint is to be a cut between pushes: begin none, and say so once none is under way."""
+        """A checkpoint needs a cut between pushes: start none, and report when none is in flight."""
         self.pace.paused = Pause(message.number, now + PAUSE_S)
         return self._say_paused(now)
 
     def end_pause(self, message: m.GoOn, now: float) -> list[Action]:
-        """The cut is made, or was given up; of another pause this says nothing."""
+        """The cut is made, or was given up; for another pause this has no meaning."""
         pause = self.pace.paused
         return self.unpause(now) if pause is not None and message.number == pause.number else []
 
     def unpause(self, now: float) -> list[Action]:
-        """Go on, whatever the pause was for."""
+        """Continue, whatever the pause was for."""
         self.pace.paused = None
         return self.go_on(now)
 
     def on_pause_due(self, now: float) -> list[Action]:
-        """End a pause that nobody ends, or tell of it again."""
+        """End an overdue pause, or repeat its message."""
         pause = self.pace.paused
         if pause is None or now < pause.due:
             return []
@@ -139,7 +139,7 @@ class Transfers:
         if self.ahead is not None:
             assert self.pace.closed
             assert self.under_way[self.ahead] is next(iter(self.pace.held))
-        transfers = []  # of all requests that are not answered
+        transfers = []  # of all unanswered requests
         for link in self._links.by_shard:
             transfers += [request.transfer for request in link.queue]
             transfers += [request.transfer for request in link.in_flight.values()]
@@ -151,7 +151,7 @@ class Transfers:
                 assert transfer.remaining == transfers.count(transfer)
 
     def begin(self, operation: Exchange | Advance, now: float) -> list[Action]:
-        """Begin a transfer, or hold it until the consistency gate is open."""
+        """Start a transfer, or hold it until the consistency gate is open."""
         pace, actions = self.pace, list[Action]()
         if pace.mode != "async" or pace.gate is not Gate.OPEN or pace.paused is not None:
             if self.hooks.dropping and any(drops(operation) for drops in self.hooks.dropping):
@@ -159,7 +159,7 @@ class Transfers:
             if pace.gate is Gate.FAILED and pace.paused is None:
                 actions += self._arrive(now)
             if pace.gate in SHUT or pace.paused is not None:
-                if (lost := self._host.coordinator_lost(now)) is not None:  # nobody will open it
+                if (lost := self._host.coordinator_lost(now)) is not None:  # the gate will not open any more
                     return actions + self._host.resolve(operation, lost)
                 pace.held[operation] = None
                 return actions
@@ -168,7 +168,7 @@ class Transfers:
         push, pull = operation.push, operation.pull
         if push is None or push.done:  # as `awaits_values`, without a call
             assert pull is not None
-            if (begun := operation.transfer) is not None:  # ahead of this
+            if (begun := operation.transfer) is not None:  # sent ahead of this
                 return actions if begun.remaining else actions + self._complete(begun)
             if pace.step.unfinished.lacking is not None and pace.gate is Gate.OPEN and pace.brought:
                 actions += pace.step.unfinished.warning(self._host.attached)
@@ -183,7 +183,7 @@ class Transfers:
         return questions.ask(self.pace.arriving(next(questions.numbers)), now)
 
     def proceed(self, message: m.Proceed, now: float) -> list[Action]:
-        """The coordinator lets this worker go on, if it answers our arrival."""
+        """The coordinator lets this worker proceed, if it answers our arrival."""
         pace, actions = self.pace, list[Action]()
         if pace.arrive is None or message.request != pace.arrive.request:
             return actions
@@ -203,7 +203,7 @@ class Transfers:
         return actions
 
     def take_back_ahead(self, now: float) -> list[Action]:
-        """Take back the pull that is ahead, as if it had not been sent; its operation waits on."""
+        """Take back the pull sent ahead, as if it had not been sent; its operation keeps waiting."""
         pull, self.ahead = self.ahead, None
         if pull is None:
             return []
@@ -212,7 +212,7 @@ class Transfers:
         return [action for link in self._links.by_shard for action in link.withdraw(pull, now)]
 
     def wait(self, message: m.Message) -> list[Action]:
-        """Take what else the coordinator says to our arrival: for whom we wait, or what is wrong."""
+        """Process other answers to our arrival: what we wait for, or an error."""
         pace, actions = self.pace, list[Action]()
         if isinstance(message, m.Waiting):
             pace.awaited = printable(message.text)
@@ -233,7 +233,7 @@ class Transfers:
         return [Log("warning", "the step of our last gradients was over before it was complete: dropped")]
 
     def start(self, operation: Operation, transfer: AnyTransfer, now: float) -> list[Action]:
-        """Queue the requests of a transfer on behalf of an operation."""
+        """Queue the requests of an operation's transfer."""
         if isinstance(transfer, PushTransfer) and (error := self._nonfinite(transfer.source)) is not None:
             self.counts["nonfinite"] += 1
             return self._host.resolve(operation, error)
@@ -244,7 +244,7 @@ class Transfers:
         if self.pace.mode != "async" or self._host.member.cluster.terms:
             self.pace.start(transfer, self._host.member.cluster.terms)
         if isinstance(transfer, PullTransfer) and transfer.target.missing is not None and self.pace.mode == "sync":
-            transfer.exact = True  # what was told to be there cannot be read again if a step is committed meanwhile
+            transfer.exact = True  # the reported version may be gone if a step is committed meanwhile
         for link, cargoes in zip(self._links.by_shard, transfer.cargoes, strict=True):
             if cargoes and (lost := link.server.lost) is not None:
                 return self._host.resolve(operation, lost)
@@ -258,7 +258,7 @@ class Transfers:
             if cargoes:
                 link.enqueue(transfer, cargoes)
                 actions += link.pump(now)
-        if not transfer.remaining:  # it is of no arrays
+        if not transfer.remaining:  # it has no arrays
             actions += self._complete(transfer)
         return actions
 
@@ -269,7 +269,7 @@ class Transfers:
         if source.nonfinite:
             names = [repr(name) for name in source.nonfinite]
             return NonFiniteGradientError(worker=self._host.member.title, parameters=listed(names, 5))
-        # tables are the same as the arrays, in fewer pieces, and converted
+        # tables hold the same arrays, in fewer pieces, already converted
         as_sent, others = [table for table in source.tables if table.size] if source.tables else [], []
         for array, dtype in zip(source.arrays, attached.dtypes, strict=True) if source.tables is None else ():
             if array is not None and array.dtype == dtype:
@@ -287,13 +287,13 @@ class Transfers:
         return NonFiniteGradientError(worker=self._host.member.title, parameters=listed(names, 5))
 
     def _complete(self, transfer: AnyTransfer) -> list[Action]:
-        """All of a transfer is answered: resolve its operation, or go on with the pull behind a push."""
+        """All of a transfer is answered: complete its operation, or continue with the pull after a push."""
         if isinstance(transfer, PullTransfer) and self.pace.mode == "sync":
             target = transfer.target
             if len(set(target.versions.values())) > 1 and (outdated := target.outdated()):
                 return self._read_again(transfer, outdated)
         if transfer is self.ahead:
-            return []  # until its turn has come
+            return []  # until its turn
         operation = self.under_way[transfer]
         if not isinstance(operation, Exchange):  # an init, which the coordinator answers, or the session's own
             self.drop(transfer)
@@ -307,12 +307,12 @@ class Transfers:
             for pushed in self.hooks.pushed:
                 pushed(transfer, operation, self._host.now)
             if operation.pull is not None and transfer.target is None:
-                self.pace.held[operation] = None  # it awaits its values now
+                self.pace.held[operation] = None  # it waits for its values now
                 return []
         return self._host.resolve(operation, None)
 
     def _read_again(self, pull: PullTransfer, outdated: tuple[Cargo, ...]) -> list[Action]:
-        """A step was committed between two slices: read the older ones again, so that all are of one version."""
+        """A step was committed between two slices: read the older ones again, so that all have one version."""
         pull.version = max(pull.target.versions.values())
         pull.target.forget(outdated)
         actions: list[Action] = []
@@ -322,7 +322,7 @@ class Transfers:
         return actions
 
     def can_withdraw(self, operation: Operation) -> bool:
-        """Whether an operation that is not done can end as if it had never been asked for."""
+        """Whether a pending operation can end as if it had never been requested."""
         if operation in self.pace.held:
             return True
         transfer = operation.transfer
@@ -334,7 +334,7 @@ class Transfers:
         return queued == sum(map(len, transfer.cargoes))
 
     def drop(self, transfer: AnyTransfer) -> None:
-        """Forget a transfer; what is in flight stays in flight: its answer makes room."""
+        """Forget a transfer; its requests stay in flight until their answers free the window."""
         transfer.done = True
         self.under_way.pop(transfer).transfer = None
         if isinstance(transfer, PushTransfer) and transfer in self.pace.step.unacknowledged:
@@ -344,7 +344,7 @@ class Transfers:
                 link.queue.drop(transfer)
 
     def lose_server(self, lost: m.Lost, now: float) -> list[Action]:
-        """A server vanished: what needs it fails."""
+        """A server is lost: operations that need it fail."""
         links = [link for link in self._links.by_shard if link.server.rank == lost.rank]
         if lost.role != "server" or not links:
             return []
@@ -355,7 +355,7 @@ class Transfers:
         return [Log("error", str(error), error=error.number), *self.fail_links(links, error)]
 
     def fail_links(self, links: Iterable[Link], error: PSError) -> list[Action]:
-        """Nothing more is to be had over these: what needs them fails."""
+        """These links are lost: operations that need them fail."""
         return [action for link in links for action in self._fail_link(link, error)]
 
     def _fail_link(self, link: Link, error: PSError) -> list[Action]:
@@ -366,7 +366,7 @@ class Transfers:
         return actions
 
     def handle(self, peer: Peer, message: m.Message, now: float) -> list[Action]:
-        """Take a server's message."""
+        """Process a server's message."""
         links = self._links.by_peer.get(peer)
         if links is None:
             return []
@@ -390,21 +390,21 @@ class Transfers:
         return [] if take is None else take(peer, links, message, now)
 
     def _welcomed(self, peer: Peer, links: Sequence[Link], message: m.Welcome, now: float) -> list[Action]:
-        """Take the answer to a hello."""
+        """Process the answer to a Hello."""
         welcomed = self._links.of_proof(peer, message.proof)
         if welcomed is not None:
             return welcomed.on_welcome(message, now)
         return self._mistaken(links, "it does not prove to be that one")
 
     def _mistaken(self, links: Sequence[Link], why: str) -> list[Action]:
-        """Somebody else answers where a server is to be: nothing that this one was to do can be done."""
+        """Another process answers at a server's endpoint: operations that need this server fail."""
         # it has answered one of these
         fresh = [link for link in links if link.server.handshake.welcome is None] or links
         wrong = WrongPeerError(server=links[0].server.title, why=why)
         return [Log("error", str(wrong), error=wrong.number), *self.fail_links(fresh, wrong)]
 
     def _refused(self, peer: Peer, links: Sequence[Link], message: m.Error, now: float) -> list[Action]:
-        """Take an error of a server."""
+        """Process a server's error."""
         error = from_wire(message.code, message.text, message.facts)
         if isinstance(error, DeposedError):
             deposed = links[0] if len(links) == 1 else self._links.of_answer(peer, message.request)
@@ -433,21 +433,21 @@ class Transfers:
         if request is not None and request.seq:
             link.void(request.seq)
         if request is not None and request.transfer is self.ahead:
-            actions += self.take_back_ahead(now)  # it is told so again when its turn has come
+            actions += self.take_back_ahead(now)  # it learns it again in its turn
         elif request is not None and not request.transfer.done:
             actions += self._host.resolve(self.under_way[request.transfer], error)
         return actions
 
 
 def _converted(array: Array, dtype: np.dtype[Any]) -> Array:
-    """Return a gradient in the dtype it is sent in, which may hold less than its own."""
+    """Return a gradient in its wire dtype, which may hold less than its own."""
     with np.errstate(over="ignore"):
         return array.astype(dtype, copy=False)
 
 
 def _is_stranger(error: PSError) -> bool:
-    """Whether an error that answers a `Hello` shows that the ticket was for another server, which this one is not.
+    """Whether an error that answers a `Hello` shows that the ticket was for another server than this one.
 
-    The server that the coordinator means knows ticket, job and epoch, for it is told before its workers are.
+    The right server knows ticket, job and epoch, because it is informed before its workers are.
     """
     return isinstance(error, IdentityError | StaleEpochError) or type(error) in (JobError, ProtocolError)

@@ -1,7 +1,7 @@
 """Values read in place, as arrays.
 
-One that lies in consecutive frames of the same borrowed memory is a view of it, and so is one that lies in one
-received frame and is no small part of that; any other is put together in a buffer.
+An array in consecutive frames of the same borrowed memory is a view of it, and so is one in one received frame of which
+it is a large part; any other is assembled in a buffer.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from zmqps.core.worker.transfer import Cargo, Target
 if TYPE_CHECKING:
     from zmqps.core.protocol.messages import Buffer
 
-#: Who keeps one value keeps the frame that it is a view of: at most so many times its own size.
+#: A view keeps its whole frame in memory: at most this many times its own size.
 MOST_KEPT = 16
 
 
 class _Piece(NamedTuple):
-    """Bytes ``[start, stop)`` of a buffer, by their addresses, that lie at ``start + shift`` of a borrowed memory.
+    """Bytes ``[start, stop)`` of a buffer, by address, stored at ``start + shift`` of a borrowed memory.
 
-    Without an owner they were received, are a whole buffer, and lie nowhere else.
+    Without an owner they were received, are a whole buffer, and are stored nowhere else.
     """
 
     start: int
@@ -38,21 +38,21 @@ class _Piece(NamedTuple):
 
 
 class Views:
-    """What came for the arrays of a pull that are read where they lie.
+    """The received values of a pull whose arrays are read in place.
 
-    Each array has a buffer, flat and of the dtype of the wire, which says by its place in memory what
-    belongs together and holds what has to be copied.
+    Each array has a buffer, flat and of the dtype of the wire. Its place in memory says what belongs together, and it
+    holds what has to be copied.
     """
 
     def __init__(self, buffers: Sequence[Array]) -> None:  # all of them
         self._buffers = buffers
-        self._bounds: list[tuple[int, int]] | None = None  # their addresses, ascending, once they are asked for
+        self._bounds: list[tuple[int, int]] | None = None  # their addresses, ascending, once needed
         self._pieces: dict[int, _Piece] = {}  # by start
 
     def land(self, target: Array, array: Array) -> None:
-        """Take values for a part of a buffer, or of several side by side: by reference what may stay, else as a copy.
+        """Take values for a part of a buffer, or of several adjacent ones: by reference if possible, else as a copy.
 
-        What is borrowed may stay, and of what was received a whole array that is no small part of its frame.
+        Borrowed memory may stay, and of received data a whole array that is a large part of its frame.
         """
         owner = lender_of(array)
         if owner is None:
@@ -76,7 +76,7 @@ class Views:
         np.copyto(target[done:], array[done:])
 
     def _whole(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
-        """Yield the bounds of buffers that lie between two addresses."""
+        """Yield the bounds of buffers between two addresses."""
         if self._bounds is None:
             starts = [(_address(buffer), buffer.nbytes) for buffer in self._buffers if buffer.size]
             self._bounds = sorted((lo, lo + nbytes) for lo, nbytes in starts)
@@ -87,13 +87,13 @@ class Views:
             yield lo, hi
 
     def forget(self, target: Array) -> None:
-        """What came for a part of a buffer is out of date."""
+        """The values of a part of a buffer are out of date."""
         start, stop = _address(target), _address(target) + target.nbytes
         for known in [known for known in self._pieces if start <= known < stop]:
             del self._pieces[known]
 
     def arrays(self) -> list[Array]:
-        """Return a read-only array for each buffer: of the memory where it came, if it lies there in one piece."""
+        """Return a read-only array for each buffer: of the memory it arrived in, if it is there in one piece."""
         pieces = sorted(self._pieces.values())
         starts = [piece.start for piece in pieces]
         results = []
@@ -112,12 +112,12 @@ class Views:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class ViewTarget(Target):
-    """Leaves values where they lie if they may stay there; what may not is put into ``arrays`` or ``tables``."""
+    """Leaves values in place if they may stay there; others are copied into ``arrays`` or ``tables``."""
 
     views: Views
 
     def land(self, cargoes: Sequence[Cargo], payload: Sequence[Buffer], versions: Sequence[int]) -> None:
-        """Take values of cargoes; none, but a `ProtocolError`, if they are not of their size."""
+        """Take values of cargoes; none, but a `ProtocolError`, if the size is wrong."""
         places = [(place, cargo.dtype) for cargo in cargoes for place in self.places(cargo)]
         for run, offset, array in scatter(payload, [(place.size, dtype) for place, dtype in places]):
             self.views.land(places[run][0][offset : offset + array.size], array)
@@ -125,14 +125,14 @@ class ViewTarget(Target):
             self.landed(cargo, version)
 
     def forget(self, cargoes: Sequence[Cargo]) -> None:
-        """The values of some cargoes are out of date, and will come again."""
+        """The values of some cargoes are out of date, and will arrive again."""
         Target.forget(self, cargoes)
         for place in [place for cargo in cargoes for place in self.places(cargo)]:
             self.views.forget(place)
 
 
 def _joined(buffer: Array, start: int, pieces: Sequence[_Piece]) -> Array:
-    """Return several pieces as one array, or, put together in its buffer, what came for that."""
+    """Return several pieces as one array, or assemble them in its buffer."""
     stop = start + buffer.nbytes
     view = _view(buffer.dtype, start, stop, pieces)
     if view is None:

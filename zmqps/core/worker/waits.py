@@ -1,4 +1,4 @@
-"""For whom each operation of a worker waits, and for how long where the coordinator is lost."""
+"""What each operation of a worker waits for, and for how long if the coordinator is lost."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from zmqps.core.worker.transfer import PullTransfer
 from zmqps.core.worker.transfers import Transfers
 from zmqps.errors import DeadlineError, PSError
 
-#: A server that has what it is asked for answers sooner, also if it has to be asked again; any other one has ended
-#: itself, or waits for a commit that nobody sends.
+#: A server that can answer does so sooner, even after a repeated request. Otherwise it has ended itself, or waits for a
+#: commit that will not come.
 PATIENCE_S = 4.0
 LOOK_S = 0.5
 
 
 class Waits:
-    """What the operations of one session wait for, and for how long there were any before those there are now."""
+    """What the operations of one session wait for, and how long earlier ones took."""
 
     def __init__(self, host: SessionHost, transfers: Transfers) -> None:
         self.due: float | None = None
@@ -29,7 +29,7 @@ class Waits:
         self._transfers = transfers
 
     def remind(self, now: float) -> list[Action]:
-        """Name what has been awaited for long, so that nobody stares at a silent terminal."""
+        """Name what has been awaited for long, so that the terminal is not silent."""
         operations = self._host.operations
         self.due = now + REMINDER_INTERVAL_S if operations else None
         long = [o for o in operations if now - o.started_at >= REMINDER_INTERVAL_S]
@@ -57,16 +57,16 @@ class Waits:
         return first.title
 
     def waited_s(self, now: float) -> float:
-        """Return for how many seconds there was an operation under way, in all."""
+        """Return for how many seconds there was a pending operation, in total."""
         return self.busy_s + (now - self.busy_since if self._host.operations else 0.0)
 
     def oldest_s(self, now: float) -> float:
-        """Return for how many seconds the first operation has been under way; 0: there is none."""
+        """Return for how many seconds the first operation has been pending; 0: there is none."""
         first = next(iter(self._host.operations), None)
         return 0.0 if first is None else now - first.started_at
 
     def _awaited(self, operation: Operation, now: float) -> str:
-        """Say whom an operation waits for."""
+        """Return what an operation waits for."""
         transfers, member = self._transfers, self._host.member
         pace = transfers.pace
         if isinstance(operation, (Exchange, Advance)) and operation in pace.held:
@@ -82,7 +82,7 @@ class Waits:
 
 
 def advice(member: Member) -> str:
-    """Say what a worker can do that has lost its coordinator; whether that has ended it cannot know."""
+    """Return what a worker can do after losing its coordinator; it cannot know whether the coordinator has ended."""
     if member.restarted:
         return "connect again, and init with values that you have saved"
     return (
@@ -94,17 +94,17 @@ def advice(member: Member) -> str:
 class Orphaned:
     """Watches the transfers of a worker that has lost its coordinator.
 
-    They go on as long as servers answer something of them now and then.
+    They continue as long as servers answer some of them now and then.
     """
 
     def __init__(self, member: Member, pace: Pace) -> None:
-        self.due: float | None = None  # when to look at them again
+        self.due: float | None = None  # when to check them again
         self._member = member
         self._pace = pace
-        self._unanswered: dict[Operation, tuple[int, float]] = {}  # requests, and since when so many
+        self._unanswered: dict[Operation, tuple[int, float]] = {}  # the number of requests, and since when
 
     def error(self, now: float) -> PSError:
-        """Return the error of what needs the coordinator."""
+        """Return the error of operations that need the coordinator."""
         return self._member.loss(advice(self._member), now)
 
     def begin(self, operations: Iterable[Operation], now: float) -> list[Operation]:
@@ -113,25 +113,25 @@ class Orphaned:
         return [o for o in operations if not isinstance(o, Finish) and not self._goes_on(o)]
 
     def add(self, now: float) -> None:
-        """Another operation has begun: look at it, too."""
+        """Another operation has started: check it, too."""
         if self.due is None:
             self.due = now
 
     def _goes_on(self, operation: Operation) -> bool:
         if not isinstance(operation, Exchange) or operation in self._pace.held or self.is_ahead(operation):
             return False
-        # a server may be waiting for what only a coordinator commits; one that had it would have answered since
+        # a server may wait for a commit of the coordinator; one that had it would have answered since
         needs_commit = self._pace.mode == "sync" and isinstance(operation.transfer, PullTransfer)
         return not needs_commit or operation.started_at > self._member.heard_at
 
     def is_ahead(self, operation: Operation) -> bool:
-        """Whether an operation reads what only a step makes that this worker has not heard to be complete."""
+        """Whether an operation reads the result of a step not known to this worker to be complete."""
         pull = operation.pull if isinstance(operation, Exchange) else None
         trains = self._pace.mode == "sync" and self._member.identity.role == "worker"
         return trains and pull is not None and pull.version > self._pace.version
 
     def look(self, operations: Iterable[Operation], now: float) -> list[Operation]:
-        """Return those of which nothing was answered for too long."""
+        """Return the operations without an answer for too long."""
         before, self._unanswered = self._unanswered, {}
         for operation in operations:
             if operation.transfer is not None:

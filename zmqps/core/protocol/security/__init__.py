@@ -1,1 +1,1 @@
-"""Who a peer is, and what it may send."""
+"""A peer's identity, and what it may send."""

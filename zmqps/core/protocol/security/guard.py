@@ -1,4 +1,4 @@
-"""The job secret of a cluster: who may join jobs and end them, proved without sending it."""
+"""The job secret of a cluster: the permission to join and end jobs, proved without sending it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from zmqps.errors import IdentityError
 
 Order = TypeVar("Order", bound=m.Message)
 
-#: What to do about it, in errors.
+#: The advice in errors.
 _ADVICE = (
     "give every process that joins the file it was started with: --job-secret FILE, ZMQPS_JOB_SECRET=FILE, or "
     "zmqps.connect(..., job_secret=...)"
@@ -22,19 +22,19 @@ _ADVICE = (
 
 
 def join_guard(job_secret: bytes, hello: m.Hello) -> bytes:
-    """Return what proves that the sender of a `Hello` to the coordinator knows the job secret."""
+    """Return the proof that the sender of a `Hello` to the coordinator knows the job secret."""
     return _guard(job_secret, b"join", hello.role.encode(), hello.incarnation, hello.secret, hello.job.encode())
 
 
 def check_join(job_secret: bytes, hello: m.Hello) -> None:
-    """Raise `IdentityError` unless the sender of a `Hello` knows the job secret; anybody does where there is none."""
+    """Raise `IdentityError` unless the sender of a `Hello` knows the job secret; without one any may join."""
     if job_secret and not same(hello.guard, join_guard(job_secret, hello)):
         how = "shows that it knows another one" if hello.guard else "shows none"
         raise IdentityError(f"this cluster has a job secret, and {hello.role} {hello.name} {how}; {_ADVICE}")
 
 
 def check_server(server_key: bytes, hello: m.Hello) -> None:
-    """Raise `IdentityError` unless a server knows the key of those that may be one; anybody may where there is none."""
+    """Raise `IdentityError` unless a server knows the key of allowed servers; without one any may join."""
     if hello.role == "server" and server_key and not same(hello.guard, join_guard(server_key, hello)):
         raise IdentityError(
             f"this cluster takes servers of the user that started it alone, and server {hello.name} does not show that "
@@ -43,12 +43,12 @@ def check_server(server_key: bytes, hello: m.Hello) -> None:
 
 
 def welcome_guard(job_secret: bytes, hello: m.Hello) -> bytes:
-    """Return what a coordinator answers a member, to show that it knows the job secret; empty where there is none."""
+    """Return the coordinator's proof to a member that it knows the job secret; empty without one."""
     return _guard(job_secret, b"welcome", hello.incarnation, hello.secret) if job_secret else b""
 
 
 def check_welcome(job_secret: bytes, hello: m.Hello, welcome: m.Welcome) -> None:
-    """Raise `IdentityError` unless the coordinator knows the job secret that this member has been given."""
+    """Raise `IdentityError` unless the coordinator knows this member's job secret."""
     if job_secret and not same(welcome.proof, welcome_guard(job_secret, hello)):
         raise IdentityError(
             f"the coordinator ({welcome.name}) does not show that it knows the job secret of this {hello.role}; start "
@@ -56,7 +56,7 @@ def check_welcome(job_secret: bytes, hello: m.Hello, welcome: m.Welcome) -> None
         )
 
 
-#: Of each order what its guard vouches for, and the commands that give it.
+#: What the guard of each order covers, and the commands that send it.
 _ORDERS: dict[type[m.Message], tuple[Callable[[Any], tuple[bytes, str]], str]] = {
     m.EndJob: (lambda order: (b"end", order.job), "jobs end and zmqps down"),
     m.Checkpoint: (lambda order: (b"save", order.job), "checkpoint"),
@@ -69,7 +69,7 @@ _ORDERS: dict[type[m.Message], tuple[Callable[[Any], tuple[bytes, str]], str]] =
 
 
 def proved(secret: bytes, order: Order) -> Order:
-    """Return an order that shows, for its nonce, that its sender knows the job secret or end key, if it knows one."""
+    """Return an order with the proof, for its nonce, that its sender knows the job secret or end key, if it does."""
     return replace(order, guard=_order_guard(secret, order)) if secret else order
 
 
@@ -79,10 +79,10 @@ def _order_guard(secret: bytes, order: Any) -> bytes:
 
 
 def check_order(job_secret: bytes, end_key: bytes, order: m.Message) -> None:
-    """Raise `IdentityError` unless the sender of an order knows the job secret; where there is none, the end key."""
+    """Raise `IdentityError` unless the sender of an order knows the job secret; without one, the end key."""
     command = _ORDERS[type(order)][1]
     secret = job_secret or end_key
-    guard: bytes = getattr(order, "guard")  # noqa: B009  (of all that are proved)
+    guard: bytes = getattr(order, "guard")  # noqa: B009  (all of these have one)
     if not secret or same(guard, _order_guard(secret, order)):
         return
     row = row_of(order)

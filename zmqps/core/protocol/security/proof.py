@@ -1,8 +1,8 @@
-"""How two ends of a connection prove to each other that they know its secret, without saying it.
+"""How two ends of a connection prove to each other that they know its secret, without sending it.
 
-The end that connects sends a nonce and its `Hello`; the other answers with a nonce and `Hello` of its own and a proof,
-an HMAC over all four; the first one checks it and sends its own proof. A nonce is used once, so what somebody has
-overheard proves nothing later, and the two proofs differ in their label, so neither end can be shown its own.
+The end that connects sends a nonce and its `Hello`; the other answers with its own nonce and `Hello` and a proof, an
+HMAC over all four; the first one checks it and sends its own proof. A nonce is used once, so an overheard proof is
+useless later. The two proofs differ in their label, so neither end can be shown its own.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from zmqps.core.protocol.messages.hello import check_hello
 from zmqps.core.protocol.wire import decode, encode
 from zmqps.errors import LimitError, ProtocolError
 
-#: First frame of a proof's messages; another way to prove gets another one.
+#: First frame of a proof's messages; another kind of proof gets another one.
 MARK = b"zmqps proof 1"
 #: Of a nonce and of a proof, SHA-256's.
 NONCE_NBYTES = 32
@@ -26,12 +26,12 @@ MAX_HELLO_NBYTES = 4096
 
 
 def door_word(secret: str) -> bytes:
-    """Return what gets a connection past ZeroMQ's own handshake; whoever sees it cannot prove anything with it."""
+    """Return the password for ZeroMQ's own handshake; it proves nothing else."""
     return _mac(secret, b"door").hex().encode()
 
 
 class ProofInitiator:
-    """The end that connects: `first`, then `second` with what came back."""
+    """The end that connects: `first`, then `second` with the answer."""
 
     def __init__(self, secret: str, nonce: bytes, hello: Hello) -> None:
         self._secret, self._nonce, self._hello = secret, nonce, _said(hello)
@@ -41,12 +41,12 @@ class ProofInitiator:
         return [MARK, self._nonce, self._hello]
 
     def second(self, frames: Sequence[Any]) -> tuple[Hello, list[bytes]]:
-        """Check the other end's proof; return its `Hello`, and the message that holds ours.
+        """Check the other end's proof; return its `Hello`, and the message with ours.
 
         Raises
         ------
         ProtocolError
-            It does not know the secret, or these are not its message's frames.
+            It does not know the secret, or these are not frames of its message.
         """
         nonce, hello, proof = _fields(frames, 3)
         said = _transcript(self._nonce, self._hello, nonce, hello)
@@ -62,13 +62,13 @@ class ProofResponder:
         self._theirs = self._said = b""
 
     def reply(self, frames: Sequence[Any]) -> list[bytes]:
-        """Return the answer to the first message; raise `ProtocolError` if it is none."""
+        """Return the answer to the first message; raise `ProtocolError` if it is malformed."""
         nonce, self._theirs = _fields(frames, 2)
         self._said = _transcript(nonce, self._theirs, self._nonce, self._hello)
         return [MARK, self._nonce, self._hello, _mac(self._secret, b"answering" + self._said)]
 
     def finish(self, frames: Sequence[Any]) -> Hello:
-        """Return the `Hello` of an end that has proved to know the secret; raise `ProtocolError` for any other."""
+        """Return the `Hello` of an end that has proved itself; raise `ProtocolError` for any other."""
         [proof] = _fields(frames, 1)
         _check(proof, _mac(self._secret, b"asking" + self._said))
         return _hello(self._theirs)
@@ -86,12 +86,12 @@ def _mac(secret: str, text: bytes) -> bytes:
 
 
 def _transcript(*parts: bytes) -> bytes:
-    """Return what both have said, of a fixed length each, so that no two conversations look alike."""
+    """Return the transcript of both, of a fixed length each, so that no two conversations look alike."""
     return b"".join(hashlib.sha256(part).digest() for part in parts)
 
 
 def _fields(frames: Sequence[Any], count: int) -> list[bytes]:
-    """Return the frames behind the mark; nothing of another number or size is looked at."""
+    """Return the frames after the mark; frames of another number or size are rejected unread."""
     sizes = [memoryview(frame).nbytes for frame in frames[:5]]
     if len(frames) != 1 + count or sizes[0] != len(MARK) or bytes(frames[0]) != MARK:
         raise ProtocolError("a stage proves first that it knows the channel's secret")

@@ -1,7 +1,7 @@
-"""Who may send what: one table of (role, message), by which coordinator and servers decide before they do anything.
+"""Which role may send what: one table of (role, message), checked by coordinator and servers before anything else.
 
-Two roles count, and both must allow a message: the one that a member has said `Hello` with, and that of the key that
-its connection was opened with, where there are keys. The transport says whose key that is.
+Two roles count, and both must allow a message: that of a member's `Hello`, and that of the key that its connection was
+opened with, if there are keys. The transport knows the key.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from zmqps.core.protocol import messages as m
 from zmqps.errors import IdentityError, KeyRefusedError, ProtocolError
 
 STRANGER, OBSERVER, WORKER, SERVER, OPERATOR = "stranger", "observer", "worker", "server", "operator"
-#: Of what a server hears over connections that it has opened itself.
+#: The senders on connections that a server has opened itself.
 COORDINATOR, BACKUP = "coordinator", "backup"
 
-#: Role of a key -> what its connection may be. A node's is the operator's as well.
+#: Role of a key -> roles of its connection. A node's key also has the operator's.
 ALLOWS = {
     "node": (STRANGER, OBSERVER, WORKER, SERVER, OPERATOR),
     "worker": (STRANGER, OBSERVER, WORKER),
@@ -30,10 +30,10 @@ _NOBODY = frozenset[str]()
 
 
 class Row(NamedTuple):
-    """Who may send a message, to the coordinator and to a server.
+    """Which roles may send a message, to the coordinator and to a server.
 
-    ``does`` is what they may do by it: it follows "may" in errors and in docs/security.md. Of a message that may name
-    whose it is ``names`` is the field that does: there is a row for those that do, and one for the others.
+    ``does`` is what it allows them to do: it follows "may" in errors and in docs/security.md. If a message may name its
+    subject, ``names`` is that field: there is a row for messages that do, and one for others.
     """
 
     message: type[m.Message]
@@ -119,16 +119,16 @@ TABLE = (
     Row(m.Draining, "say how far it is drained", server=_from(COORDINATOR)),
     Row(m.Shutdown, "end it", server=_from(COORDINATOR)),
 )  # fmt: skip
-#: What workers, observers and those who ask are told, and what processes of one job say to each other: neither the
-#: coordinator nor a server takes it from anybody. A new message stands here or in the table.
+#: Messages to workers, observers and clients, and between processes of one job: neither the coordinator nor a server
+#: takes them. A new message is listed here or in the table.
 NOT_TAKEN = (
     m.Ack, m.Checkpointed, m.Examined, m.ExitNoted, m.GoBack, m.GoOn, m.Hold, m.Job, m.JobEnded, m.Lost, m.Moved,
     m.Noted, m.Proceed, m.Range, m.RatesSet, m.Recalled, m.Recut, m.Released, m.Status, m.Tensors, m.Tracing,
     m.Values, m.Waiting,
 )  # fmt: skip
-#: The field by which some messages name whose they are.
+#: The field by which some messages name their subject.
 NAMES = {row.message: row.names for row in TABLE if row.names}
-#: What operators send: of these the transport says whose key the connection was opened with.
+#: Messages of operators: for these the transport reports the connection's key.
 ORDERS = frozenset(row.message for row in TABLE if OPERATOR in row.coordinator)
 _TO_COORDINATOR = {(row.message, bool(row.names)): row for row in TABLE if row.coordinator}
 #: Role -> what a server takes from it.
@@ -139,7 +139,7 @@ TO_SERVER = {
 
 
 class KeyHolder(NamedTuple):
-    """Whose key a connection was opened with: keys of one name are the same one's, a new one follows the old one."""
+    """The key that opened a connection: keys of one name belong to the same holder; a new one replaces the old one."""
 
     role: str
     name: str
@@ -149,35 +149,35 @@ class KeyHolder(NamedTuple):
 
 
 def row_of(message: m.Message) -> Row | None:
-    """Return the row of what is sent to the coordinator; None: it takes that from nobody."""
+    """Return the row of a message to the coordinator; None: it takes that from no role."""
     names = NAMES.get(type(message))
     return _TO_COORDINATOR.get((type(message), names is not None and bool(getattr(message, names))))
 
 
 def check_sender(message: m.Message, role: str, holder: KeyHolder | None, *, keyed: bool) -> Row:
-    """Return the row of the table by which a coordinator listens to a message.
+    """Return the row of the table by which a coordinator takes a message.
 
-    A `STRANGER` that says what only members say has not joined: that is for the caller to tell it. So is whether an
-    operator proves that it is one, where there are no keys.
+    A `STRANGER` that sends a member's message has not joined: the caller answers that. The caller also checks an
+    operator's proof, if there are no keys.
 
     Parameters
     ----------
     message
-        What was sent.
+        The message.
     role
-        What its sender has said `Hello` as; `STRANGER`: it has not.
+        The role in its sender's `Hello`; `STRANGER`: it sent none.
     holder
-        Whose key a member has joined with, or a stranger's connection was opened with, if it may give orders; None:
-        it shows none, or one that is of no account here.
+        The key that a member has joined with, or that a stranger's connection was opened with, if it may give orders;
+        None: none, or one without meaning here.
     keyed
-        Whether nobody connects without a key.
+        Whether connections need a key.
 
     Raises
     ------
     IdentityError
         The role, or that of the key, does not allow it.
     ProtocolError
-        The coordinator takes this from nobody.
+        The coordinator takes this message from no role.
     """
     row = row_of(message)
     if row is None:
@@ -197,7 +197,7 @@ def check_sender(message: m.Message, role: str, holder: KeyHolder | None, *, key
 
 
 def check_client(message: m.Message, role: str) -> None:
-    """Raise unless a server listens to a message that comes from a role; see `check_sender`."""
+    """Raise unless a server takes a message from a role; see `check_sender`."""
     kind = type(message)
     if kind in TO_SERVER[role]:
         return
@@ -214,7 +214,7 @@ def _refusal(role: str, does: str, allowed: frozenset[str]) -> IdentityError:
 
 
 def check_role(holder: KeyHolder | None, role: str, *, keyed: bool) -> None:
-    """Raise `IdentityError` unless a key allows to join in a role; ``keyed``: nobody joins without a key."""
+    """Raise `IdentityError` unless a key may join in a role; ``keyed``: joining needs a key."""
     if holder is None:
         if keyed:
             raise IdentityError(f"this cluster has keys, and a {role} shows none; nothing has changed")
@@ -226,11 +226,11 @@ def check_role(holder: KeyHolder | None, role: str, *, keyed: bool) -> None:
 
 
 def check_same(before: KeyHolder | None, holder: KeyHolder | None, title: str) -> None:
-    """Raise `IdentityError` if somebody who has joined with one key comes back with another one's."""
+    """Raise `IdentityError` if a member that joined with one key comes back with another holder's."""
     if before != holder:
         raise IdentityError(f"{title} has joined with {before or 'no key'}; this Hello came with {holder or 'none'}")
 
 
 def shut_out(role: str, why: str = "its key was revoked, or has expired") -> KeyRefusedError:
-    """Return what somebody is told whose key opens nothing any more."""
+    """Return the error text for a key that is no longer valid."""
     return KeyRefusedError(address="the cluster", role=role, why=why)

@@ -1,1 +1,1 @@
-"""Copies of a shard: what a leader tells its backups, and what these make of it."""
+"""Copies of a shard: what a leader sends its backups, and how they apply it."""

@@ -22,10 +22,10 @@ from zmqps.errors import ProtocolError, PSError, ShardBrokenError
 
 
 class Backup:
-    """What a backup does with the stream of its leader.
+    """A backup's handling of its leader's stream.
 
-    Each record is applied once, in its order, by the same code as at the leader: so values, slots, versions and steps
-    are the same, bit for bit. What the ledger remembers comes with the record, so it cannot part from the values.
+    Each record is applied once, in order, by the same code as at the leader: so values, slots, versions and steps are
+    the same, bit for bit. Ledger entries come with the record, so they cannot diverge from the values.
     """
 
     def __init__(
@@ -33,31 +33,31 @@ class Backup:
         epoch: int,  # of this copy
         ledgers: Ledgers,
     ) -> None:
-        self.number = 0  # of the last record that was applied
+        self.number = 0  # of the last applied record
         self.broken: ShardBrokenError | None = None  # it cannot follow any more
         self._epoch = epoch
         self._ledgers = ledgers
-        self._asked: int | None = None  # behind which record those that are missing were asked for
+        self._asked: int | None = None  # missing records were requested after this one
 
     @property
     def position(self) -> Replicated:
-        """What it has."""
+        """Its position."""
         return Replicated(self._epoch, self.number, 0)
 
     def take(self, shard: Shard, record: Replicate) -> Replicated | None:
-        """Apply a record; return what to answer.
+        """Apply a record; return the answer.
 
         Raises
         ------
         MemoryError
             There is not enough; nothing has changed.
         ShardBrokenError
-            This copy is not what its leader is any more.
+            This copy differs from its leader.
         """
         if self.broken is not None:
             raise self.broken.again()
         if record.number <= self.number:
-            return self.position  # it comes again
+            return self.position  # it will be resent
         if record.number > self.number + 1:
             if self._asked == self.number:
                 return None
@@ -66,7 +66,7 @@ class Backup:
         try:
             TAKE.get(record.what, Backup._unknown)(self, shard, record)
         except MemoryError:
-            self._asked = self.number  # those behind it are on their way; the leader sends them again after it
+            self._asked = self.number  # those after it are in flight; the leader resends them after it
             raise
         except PSError as error:
             self.broken = ShardBrokenError(why=f"it cannot follow its leader: {error}"[:300])
@@ -92,7 +92,7 @@ class Backup:
             raise ProtocolError(f"push {record.seq} gave {ours}, and {theirs} at the leader")
 
     def _note(self, ledger: Ledger, record: Replicate, theirs: Result, ours: Result) -> None:
-        """It is applied: remember what the leader has answered, and that it need not come again."""
+        """It is applied: record the leader's answer, and that it need not be resent."""
         ledger.record(record.seq, theirs)
         self.number = record.number
 
@@ -123,13 +123,13 @@ class Backup:
             self._ledgers[record.origin].record(record.seq, (tuple(record.versions), tuple(record.staleness)))
 
     def _asked_whether_it_follows(self, shard: Shard, record: Replicate) -> None:
-        """Nothing is to be done: that it takes the record is the answer."""
+        """Nothing to do: taking the record is the answer."""
 
     def _unknown(self, shard: Shard, record: Replicate) -> None:
         raise ProtocolError(f"no record is of kind {record.what}")
 
 
-#: What is done with each kind of record.
+#: The handler of each kind of record.
 TAKE: dict[int, Callable[[Backup, Shard, Replicate], None]] = {
     PUSHED: Backup._push,
     AVERAGED: Backup._average,
@@ -142,7 +142,7 @@ TAKE: dict[int, Callable[[Backup, Shard, Replicate], None]] = {
 
 
 def adopt(state: SliceState, record: Replicate, memory: Memory) -> None:
-    """Let a slice be as the leader has it: the payload has its value and slots, one after the other."""
+    """Set a slice to the leader's state: the payload has its value and slots, one after the other."""
     arrays, steps = [state.value, *state.slots], record.versions
     if len(steps) != len(state.steps):
         raise ProtocolError(f"slice {state.slice.index} has {len(state.steps)} parameters, not {len(steps)}")
@@ -154,7 +154,7 @@ def adopt(state: SliceState, record: Replicate, memory: Memory) -> None:
 def replay(dense: DensePart, record: Replicate) -> None:
     """Apply means of a step that the leader has computed, unless their slice is not here yet.
 
-    Of the ranges of a part those that begin at one of ``record.versions`` are set.
+    Ranges of a part that begin at one of ``record.versions`` are set.
     """
     assert dense.steps is not None
     states = resolve(dense.slices, dense.index, record.parts)
@@ -174,11 +174,11 @@ def replay(dense: DensePart, record: Replicate) -> None:
 
 
 def end_step(dense: DensePart, step: int) -> None:
-    """End a step that the leader has committed: slices that nobody pushed get its version, too."""
+    """End a step that the leader has committed: slices without a push get its version, too."""
     steps = dense.steps
     assert steps is not None
     present = [state for state in dense.slices if state.slice.index not in dense.came.missing]
-    if not present:  # of what came before it this copy knows nothing yet
+    if not present:  # this copy has nothing from before
         steps.version = step
     if step != steps.version:
         raise ProtocolError(f"this copy is at step {steps.version}, the one that ends is {step}")

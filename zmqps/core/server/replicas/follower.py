@@ -1,4 +1,4 @@
-"""One backup as its leader sees it: what it has not confirmed yet, and how it is told again what was lost."""
+"""One backup as its leader sees it: its unconfirmed records, and how lost ones are resent."""
 
 from __future__ import annotations
 
@@ -19,40 +19,40 @@ from zmqps.core.server.tables.rows import rows_in
 from zmqps.core.server.tables.table import RowTable
 from zmqps.errors import PSError
 
-#: A backup that has confirmed nothing for this long is asked what it has.
+#: A backup that has confirmed nothing for this long is asked for its position.
 PROBE_S = 3.0
-#: One that could not take a record is asked so much later, then after twice as long each time, up to
+#: After a refused record it is asked after this long, then after twice as long each time, up to
 RETRY_S = 0.1
 SLOWEST_RETRY_S = 1.0
-#: While training goes on a backup is filled piece by piece, and after each rests so many times what that took.
+#: During training a backup is filled piece by piece, and after each rests this many times as long as it took.
 REST = 3.0
-#: It rests no longer: a host that stood still while a piece was under way says nothing of how long pieces take.
+#: The longest rest: a host that was stopped during a piece says nothing of how long pieces take.
 LONGEST_REST_S = 2.0
 
-#: Returns the records of the ledgers as they are at this moment.
+#: Returns the records of the ledgers at this moment.
 Ledgers = Callable[[], Iterable[ReplicationRecord]]
 
 
 class RecordQueue:
-    """The records of one backup's stream, numbered, and kept until it has confirmed them."""
+    """The records of one backup's stream, numbered, and kept until they are confirmed."""
 
     def __init__(self, last: int) -> None:  # number of the last record that it has
-        self.unconfirmed: deque[tuple[int, ReplicationRecord]] = deque()  # what it has not confirmed, with its number
+        self.unconfirmed: deque[tuple[int, ReplicationRecord]] = deque()  # its unconfirmed records, with their numbers
         self.last = last  # number of the newest record
-        self.out_nbytes = 0  # bytes of those that were sent and are not confirmed
-        self._sent = last  # number of the newest that was sent over this connection
+        self.out_nbytes = 0  # bytes of sent, unconfirmed records
+        self._sent = last  # number of the newest sent over this connection
 
     def add(self, record: ReplicationRecord) -> None:
-        """Queue a record; the same again changes nothing."""
+        """Queue a record; repeating one changes nothing."""
         if not self.unconfirmed or self.unconfirmed[-1][1] is not record:
             self.unconfirmed.append((self.last + 1, record))
         self.last = self.unconfirmed[-1][0]
 
     def take(self) -> list[tuple[int, ReplicationRecord]]:
-        """Return what is to be sent now, as much as the window has room for."""
+        """Return the records to send now, as many as fit into the window."""
         if self._sent >= self.last:
             return []
-        unsent = list(takewhile(lambda entry: entry[0] > self._sent, reversed(self.unconfirmed)))  # a few, as a rule
+        unsent = list(takewhile(lambda entry: entry[0] > self._sent, reversed(self.unconfirmed)))  # usually a few
         taken = []
         for number, record in reversed(unsent):
             if self.out_nbytes and self.out_nbytes + record.nbytes > WINDOW_NBYTES:
@@ -70,11 +70,11 @@ class RecordQueue:
                 self.out_nbytes -= record.nbytes
 
     def send_again(self, number: int) -> None:
-        """What is behind a record has been lost."""
+        """The records after this one have been lost."""
         self._sent, self.out_nbytes = min(number, self.last), 0
 
     def validate(self, *, is_open: bool) -> None:
-        """Assert that numbers follow each other, and that what is out is counted."""
+        """Assert that numbers are consecutive, and that bytes in flight are counted."""
         numbers = [number for number, _ in self.unconfirmed]
         assert numbers == list(range(self.last - len(numbers) + 1, self.last + 1))
         out = [record.nbytes for number, record in self.unconfirmed if number <= self._sent]
@@ -82,16 +82,15 @@ class RecordQueue:
 
 
 class Filling:
-    """All that a shard has, for a backup that has nothing: slice by slice and table by table, as each is in its turn.
+    """Everything in a shard, for an empty backup: slice by slice and table by table, in the state of its turn.
 
-    What changes later the backup is told beside it, in the order in which it happens: nothing need be kept as it was.
+    Later changes are sent to the backup separately, in order, so no old state needs to be kept.
     """
 
     def __init__(
         self,
         shard: Shard,
-        # tells of all that has changed so far, or raises `MemoryError`: a row must not come before those that have made
-        # way for it are gone
+        # sends all changes so far, or raises `MemoryError`: a row must not come before those evicted for it are removed
         tell: Callable[[], None],
     ) -> None:
         self._shard = shard
@@ -105,7 +104,7 @@ class Filling:
         return self._turn == len(self._turns)
 
     def next(self) -> ReplicationRecord:
-        """Return the next piece; one that there was no memory for comes again (`MemoryError`)."""
+        """Return the next piece; if there was no memory for it, it is repeated (`MemoryError`)."""
         turn, step = self._turns[self._turn], self._shard.version
         self._tell()
         if isinstance(turn, SliceState):
@@ -117,36 +116,36 @@ class Filling:
 
 
 class FollowerFill:
-    """What a backup is to be told first: the ledgers, then the parts of the shard, piece by piece.
+    """What a backup is sent first: the ledgers, then the parts of the shard, piece by piece.
 
-    While training goes on it rests after each piece.
+    During training it rests after each piece.
     """
 
-    def __init__(self, *, begun: bool) -> None:  # whether it has been told already
+    def __init__(self, *, begun: bool) -> None:  # whether it has been sent already
         self.begun = begun
-        self.due: float | None = None  # when it goes on; None: at once, or when the piece under way is confirmed
+        self.due: float | None = None  # when to continue; None: at once, or when the present piece is confirmed
         self._source: tuple[Ledgers, Filling] | None = None
-        self._pieces: Filling | None = None  # while there are some that it has yet to be told
-        self._number: int | None = None  # of the record of the one that is under way
-        self._begun_at = 0.0  # that
-        self._disturbed = False  # training goes on: something else was told since the last piece
+        self._pieces: Filling | None = None  # while there are some to send
+        self._number: int | None = None  # of the record of the present piece
+        self._begun_at = 0.0  # the present piece
+        self._disturbed = False  # training continues: other records were sent since the last piece
 
     @property
     def is_over(self) -> bool:
-        """Whether it has been told all that there is."""
+        """Whether everything has been sent."""
         return self.begun and self._pieces is None and self._number is None
 
     def offer(self, ledgers: Ledgers, pieces: Filling) -> None:
-        """This is what there is."""
+        """Start to send a shard."""
         if not self.begun:
             self._source = ledgers, pieces
 
     def is_due(self, now: float) -> bool:
-        """Whether the next piece may come."""
+        """Whether the next piece may be sent."""
         return self._number is None and now >= (self.due or now)
 
     def begin(self, now: float) -> list[ReplicationRecord]:
-        """Return the records of the ledgers, if it has yet to begin and there is the memory for them."""
+        """Return the records of the ledgers, if it is about to start and there is the memory for them."""
         if self.begun or self._source is None:
             return []
         ledgers, pieces = self._source
@@ -171,15 +170,15 @@ class FollowerFill:
             return None
 
     def note_queued(self, number: int, now: float) -> None:
-        """A piece is under way, in the record of this number."""
+        """A piece is in flight, in the record of this number."""
         self._number, self._begun_at, self._disturbed = number, now, False
 
     def disturb(self) -> None:
-        """Training goes on."""
+        """Training continues."""
         self._disturbed = True
 
     def reopened(self, now: float) -> None:
-        """The backup is there again: how long it was not is no measure of what a piece takes."""
+        """The backup is back: its absence does not measure the time of a piece."""
         self._begun_at = now
 
     def confirmed(self, number: int, now: float) -> None:
@@ -193,27 +192,27 @@ class FollowerFill:
             self.due = now + min(REST * (now - self._begun_at), LONGEST_REST_S)
 
     def stop(self) -> None:
-        """Nothing more is told."""
+        """Stop sending."""
         self._source = self._pieces = self._number = self.due = None
 
 
 class Follower:
     """The stream to one backup.
 
-    Records are numbered, and kept until they are confirmed. After each `Welcome` the backup says what it has, and is
-    sent all that is behind it: so what a broken connection has lost, or the backup had no memory for, comes again, and
-    what comes twice it knows by its number. `Hello` is therefore also how a silent backup is asked.
+    Records are numbered, and kept until they are confirmed. After each `Welcome` the backup reports its position, and
+    is sent all later records: so records lost with a broken connection, or for want of the backup's memory, are resent,
+    and duplicates are recognized by their numbers. `Hello` is therefore also the question to a silent backup.
 
-    A backup that has yet to be built is told nothing, and nobody waits for it; when it is there it is told all.
+    A backup that is not built yet is sent nothing, and no answer waits for it; when it is built it is sent everything.
     """
 
     def __init__(
         self,
         title: str,  # the server's name in errors
         handshake: Handshake,
-        proof: bytes,  # what only the server that the coordinator means can answer it with
+        proof: bytes,  # the answer that proves the server's identity
         epoch: int,
-        # of the last record of another leader that it has, and with that all that this one has; None: it has nothing
+        # of another leader's last record that it has, with everything that this one has; None: it has nothing
         number: int | None = None,
     ) -> None:
         self.title = title
@@ -221,9 +220,9 @@ class Follower:
         self.proof = proof
         self.epoch = epoch
         self.queue = RecordQueue(number or 0)
-        self.why = ""  # it could not do what it was told, in words
+        self.why = ""  # why it refused a record, in words
         self._filling = FollowerFill(begun=number is not None)
-        self._open = False  # it has said what it has, over this connection
+        self._open = False  # it has reported its position over this connection
         self._probe_due: float | None = None
         self._retry_due: float | None = None
         self._retry_s = RETRY_S
@@ -235,26 +234,26 @@ class Follower:
 
     @property
     def is_filled(self) -> bool:
-        """Whether it has been told all that there is."""
+        """Whether it has been sent everything."""
         return self._filling.is_over
 
     def confirmed(self, position: int) -> int:
-        """Return up to which of the leader's records it has confirmed all, where ``position`` is the last."""
+        """Return up to which of the leader's records it has confirmed all, if ``position`` is the last."""
         return next((record.position - 1 for _, record in self.queue.unconfirmed if record.position), position)
 
     def fill(self, ledgers: Ledgers, pieces: Filling) -> None:
-        """Tell it what there is, as soon as it is there: the ledgers, then piece by piece."""
+        """Send it everything, as soon as it is there: the ledgers, then piece by piece."""
         self._filling.offer(ledgers, pieces)
 
     def add(self, record: ReplicationRecord) -> None:
-        """Queue a record, unless it is to be told all that there is; the same again changes nothing."""
+        """Queue a record, unless everything will be sent; repeating one changes nothing."""
         if self._filling.begun:
             self.queue.add(record)
             if record.position:
                 self._filling.disturb()
 
     def pump(self, now: float) -> list[Action]:
-        """Send what the window has room for."""
+        """Send what fits into the window."""
         if not self._open:
             return []
         if self._filling.is_due(now):
@@ -271,11 +270,11 @@ class Follower:
             self._probe_due = now + PROBE_S
         return actions
 
-    # --- what the backup says ------------------------------------------------------------------
+    # --- messages of the backup ----------------------------------------------------------------
 
     def on_welcome(self, welcome: Welcome, now: float) -> None:
-        """It knows us; next it says what it has."""
-        if not self.handshake.is_down:  # else that came over the one that has ended
+        """It has welcomed us; next it reports its position."""
+        if not self.handshake.is_down:  # else that was of the ended connection
             self.handshake.on_welcome(welcome)
             if not self._open:
                 self._retry_due = now + PROBE_S
@@ -294,9 +293,9 @@ class Follower:
         return self.pump(now)
 
     def on_error(self, error: PSError, now: float) -> bool:
-        """It could not take something: it is asked again a little later; return whether that is news."""
+        """It refused a record: it is asked again a little later; return whether the reason is new."""
         news, self.why = self.why != str(error), str(error)
-        if self._open:  # else the handshake goes on by itself
+        if self._open:  # else the handshake continues by itself
             self._open = False
             self._retry_due = now + self._retry_s
             self._retry_s = min(2 * self._retry_s, SLOWEST_RETRY_S)
@@ -306,7 +305,7 @@ class Follower:
     # --- the connection ------------------------------------------------------------------------
 
     def on_connected(self, now: float) -> list[Action]:
-        """The connection is there, perhaps again: what was sent before may be lost."""
+        """The connection is open, perhaps again: earlier messages may be lost."""
         self._close()
         return self.handshake.again(now)
 
@@ -320,7 +319,7 @@ class Follower:
         self._probe_due = self._retry_due = None
 
     def stop(self) -> None:
-        """It is no backup any more."""
+        """It is not a backup any more."""
         self._close()
         self.handshake.stop()
         self._filling.stop()
@@ -332,7 +331,7 @@ class Follower:
         return min([due for due in dues if due is not None], default=None)
 
     def on_deadline(self, now: float) -> list[Action]:
-        """Say hello again, ask a silent backup what it has, go on to fill it."""
+        """Repeat Hello, ask a silent backup for its position, continue to fill it."""
         if self.handshake.due is not None and now >= self.handshake.due:
             return self.handshake.on_deadline(now)
         if any(due is not None and now >= due for due in (self._probe_due, self._retry_due)):
@@ -341,6 +340,6 @@ class Follower:
         return self.pump(now)
 
     def validate(self) -> None:
-        """Assert that its records are counted, and that it is asked for those that are out."""
+        """Assert that its records are counted, and that it is asked for those in flight."""
         self.queue.validate(is_open=self._open)
         assert not (self._open and self.queue.out_nbytes) or self._probe_due is not None

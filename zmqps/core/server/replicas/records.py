@@ -1,7 +1,7 @@
-"""What a leader tells its backups, record by record, and what a backup makes of each.
+"""What a leader sends its backups, record by record, and how a backup applies each.
 
-A record is a `Replicate` without the copy it is for and its number there: a backup's stream has records of its own
-beside those that all backups get.
+A record is a `Replicate` without the copy it is for and its number there: a backup's stream has its own records in
+addition to those of all backups.
 """
 
 from __future__ import annotations
@@ -31,34 +31,33 @@ from zmqps.errors import ProtocolError
 if TYPE_CHECKING:
     from zmqps.core.protocol.messages import Buffer
 
-#: What a record takes beside its payload and its parts.
+#: The memory of a record besides its payload and parts.
 RECORD_NBYTES = 1024
 #: Pushes of a ledger in one record.
 LEDGER_PUSHES = 256
 
 
 class ReplicationRecord:
-    """One thing that a leader has done, or is about to do."""
+    """One change that a leader has made, or is about to make."""
 
     __slots__ = ("message", "nbytes", "position")
 
     def __init__(self, message: Replicate) -> None:
-        self.message = message  # what backups are told
-        # about how much memory it takes
+        self.message = message  # the message to backups
+        # its approximate memory
         self.nbytes = nbytes_beside(message.parts) + sum([memoryview(buffer).nbytes for buffer in message.payload])
-        self.position = 0  # which one of the leader's it is, from 1; 0: it is not done yet, or concerns one backup only
+        self.position = 0  # its number at the leader, from 1; 0: it is not done yet, or concerns one backup only
 
 
 def nbytes_beside(parts: Sequence[Part]) -> int:
-    """Return about how much memory a record takes beside its payload."""
+    """Return the approximate memory of a record besides its payload."""
     return RECORD_NBYTES + sum([40 + 8 * len(ranges) for _, _, ranges in parts])
 
 
 class Listener(NamedTuple):
-    """Who is told the news of a part.
+    """Receives the changes of a part.
 
-    ``queue`` takes a record of something that is done; ``check`` raises `MemoryError` where there is no room for so
-    many bytes more.
+    ``queue`` takes a record of a change; ``check`` raises `MemoryError` if there is no room for this many more bytes.
     """
 
     queue: Callable[[ReplicationRecord], None]
@@ -66,10 +65,10 @@ class Listener(NamedTuple):
 
 
 def owned(payload: Sequence[Buffer]) -> list[Buffer]:
-    """Return a payload that stays as it is.
+    """Return a payload that does not change.
 
-    A frame that came does so as long as somebody refers to it, unless it lies in the worker's own arrays: to those the
-    worker may write again as soon as it gives up.
+    A received frame does not change as long as it is referred to, unless it is in the worker's own arrays: the worker
+    may write to those again as soon as it gives up.
     """
     return [
         buffer
@@ -84,7 +83,7 @@ def record(
     staleness: Sequence[int] = (), terms: Sequence[float] = (), parts: Sequence[Part] = (),
     payload: Sequence[Buffer] = (),
 ) -> ReplicationRecord:  # fmt: skip
-    """Return the record of something, before it is known for which copy it is."""
+    """Return the record of a change, before the copy is known."""
     return ReplicationRecord(
         Replicate(0, 0, what, origin, seq, step, codec, versions, staleness, terms, parts, payload)
     )
@@ -93,7 +92,7 @@ def record(
 def averaged(
     state: SliceState, step: int, means: Stretches, values: Stretches, terms: Sequence[float], memory: Memory
 ) -> ReplicationRecord:
-    """Return the record of a slice's mean of a step, of the terms on which it is applied, and of what is set."""
+    """Return the record of a slice's mean of a step, of its terms, and of values that are set."""
     both = sorted([*means, *values], key=itemgetter(0)) if values else means
     ranges = tuple(bound for start, array in both for bound in (start, start + array.size))
     part = state.slice.index, step, () if ranges == (0, state.size) else ranges
@@ -103,14 +102,14 @@ def averaged(
 
 
 def state_of(state: SliceState, step: int, memory: Memory) -> ReplicationRecord:
-    """Return the record of a slice as it is, after so many synchronous steps."""
+    """Return the record of a slice in its present state, after this many synchronous steps."""
     payload = [memory.copied(array) for array in (state.value, *state.slots)]
     part = state.slice.index, state.version, ()
     return record(STATE, step=step, versions=tuple(state.steps.tolist()), parts=(part,), payload=payload)
 
 
 def ledgers_of(ledgers: Mapping[bytes, Ledger]) -> Iterator[ReplicationRecord]:
-    """Yield the records of the workers' ledgers as they are; each must be taken before anything else is applied."""
+    """Yield the records of the workers' ledgers; each must be taken before anything else is applied."""
     for who, ledger in ledgers.items():
         applied = ((seq, result) for seq, result in ledger.results.items() if result is not None)
         while True:
@@ -126,12 +125,12 @@ def ledgers_of(ledgers: Mapping[bytes, Ledger]) -> Iterator[ReplicationRecord]:
 
 
 def remember(ledger: Ledger, payload: Sequence[Buffer]) -> None:
-    """Take a part of a ledger that `ledgers_of` made.
+    """Apply a part of a ledger made by `ledgers_of`.
 
     Raises
     ------
     ProtocolError
-        It is none.
+        It is malformed.
     """
     data = b"".join(bytes(buffer) for buffer in payload)
     if not data or len(data) % 8:
@@ -150,14 +149,14 @@ def remember(ledger: Ledger, payload: Sequence[Buffer]) -> None:
 
 
 class SliceNews:
-    """Forwards what changes the slices of a shard."""
+    """Forwards changes of a shard's slices."""
 
     #: Each change is queued at once.
     is_empty = True
 
     def __init__(
         self,
-        steps: ShardSteps | None,  # of the shard, in the synchronous mode
+        steps: ShardSteps | None,  # of the shard, in synchronous mode
         memory: Memory,  # where the slices are
         listener: Listener,  # takes the records
     ) -> None:
@@ -173,7 +172,7 @@ class SliceNews:
         Returns
         -------
         payload
-            To be applied: nobody else writes to it.
+            To be applied: it does not change.
         note
             To be called instead of ``note`` as soon as it is applied.
 
@@ -183,7 +182,7 @@ class SliceNews:
             Too much waits for the backups already, or there is no memory for a copy. Nothing has changed.
         """
         nbytes = sum([memoryview(buffer).nbytes for buffer in message.payload])
-        self._listener.check(nbytes + 2 * nbytes_beside(message.parts))  # its record, and the answer that waits
+        self._listener.check(nbytes + 2 * nbytes_beside(message.parts))  # its record, and the deferred answer
         payload = owned(message.payload)
         pushed = record(
             PUSHED, origin=origin, seq=message.seq, codec=message.codec, terms=message.terms, parts=message.parts,
@@ -201,13 +200,13 @@ class SliceNews:
     def _average(
         self, steps: ShardSteps, state: SliceState, means: Stretches, values: Stretches, terms: Sequence[float]
     ) -> Note:
-        """Prepare to forward what a slice is about to be updated with."""
+        """Prepare to forward the values with which a slice is about to be updated."""
         if not means and not values:
-            return unnoted  # the end of the step says so
+            return unnoted  # the end of the step implies it
         return partial(self._listener.queue, averaged(state, steps.version, means, values, terms, self._memory))
 
     def tell(self) -> None:
-        """There is nothing left to tell."""
+        """There is nothing left to send."""
 
     def stop(self) -> None:
         if self._steps is not None:

@@ -1,4 +1,4 @@
-"""What a server does about copies of shards: as a leader for its backups, and as a backup for its leader."""
+"""A server's part in copies of shards: as a leader for its backups, and as a backup for its leader."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from zmqps.errors import (
     printable,
 )
 
-#: Copies of a shard beside the leader.
+#: Copies of a shard besides the leader.
 MAX_BACKUPS = 4
 TEXTS, NUMBERS = ("name", "endpoint", "ticket", "proof"), ("rank", "epoch")
 
@@ -55,16 +55,16 @@ class ReplicaStreams(AnswerGate):
     """The connections of a server to others, and the copies that are kept equal over them."""
 
     def __init__(self, host: ServerKernel) -> None:  # the machine: its jobs and clients
-        self.due: float | None = None  # when `on_deadline` is to be called
-        self.streams: dict[int, Stream] = {}  # of the leaders here that have backups, by epoch
+        self.due: float | None = None  # when to call `on_deadline`
+        self.streams: dict[int, Stream] = {}  # of the leaders here with backups, by epoch
         self.backups: dict[int, Backup] = {}  # the copies here that follow a leader, by epoch
         self._host = host
-        self.unconfirmed = Unconfirmed()  # what waits for the backups of all shards here
+        self.unconfirmed = Unconfirmed()  # the bytes that wait for the backups of all shards here
         self._connections = Connections()  # to other servers
-        self._peers: dict[Peer, dict[int, Follower]] = {}  # what goes over them, by epoch
-        self._leaders: dict[int, int] = {}  # epoch of a backup -> of its leader, which is here
+        self._peers: dict[Peer, dict[int, Follower]] = {}  # the streams over them, by epoch
+        self._leaders: dict[int, int] = {}  # epoch of a backup -> of its leader on this server
 
-    # --- what the coordinator says -------------------------------------------------------------
+    # --- messages of the coordinator -----------------------------------------------------------
 
     def assigned(self, tenant: Tenant, now: float) -> list[Action]:
         """A shard has been given to this server: as a backup, or as a leader with backups."""
@@ -77,7 +77,7 @@ class ReplicaStreams(AnswerGate):
         return self._retarget(tenant, assign.backups, now) if assign.backups else []
 
     def built(self, tenant: Tenant, now: float) -> list[Action]:
-        """A shard is there; a backup's gets its slices from the leader, unless it begins with the same."""
+        """A shard is built; a backup gets its slices from the leader, unless it starts with the same."""
         if not tenant.follows:
             return []
         if not tenant.assign.restore.get("cut"):
@@ -87,7 +87,7 @@ class ReplicaStreams(AnswerGate):
         return [action for client in leaders for action in self.welcomed(client, tenant)]
 
     def loaded(self, tenant: Tenant, now: float) -> list[Action]:
-        """A shard has its values: its backups are to have them, too."""
+        """A shard has its values: its backups must get them, too."""
         stream = self._stream_of(tenant)
         if stream is None:
             return []
@@ -98,20 +98,20 @@ class ReplicaStreams(AnswerGate):
         return self.streams.get(tenant.assign.epoch)
 
     def retarget(self, message: m.Replicas, now: float) -> list[Action]:
-        """The backups of a leader are others now."""
+        """The backups of a leader have changed."""
         tenant = self._host.tenant_of(message.epoch)
         if message.generation < tenant.generation:
             return []
         if tenant.follows:
             raise JobError("this copy is a backup: it has none before it is promoted")
-        if tenant.yielding and message.generation > tenant.generation:  # it keeps its place
+        if tenant.yielding and message.generation > tenant.generation:  # it stays the leader
             tenant.yielding = False
         actions = self._retarget(tenant, message.backups, now)
         tenant.generation = message.generation
         return [self._leading(tenant), *actions]
 
     def _leading(self, tenant: Tenant) -> Send:
-        """Say that this copy leads with the backups that it was told last."""
+        """Report that this copy leads with the backups that it was last sent."""
         step = 0 if tenant.shard is None else tenant.shard.version
         return Send(COORDINATOR, m.Leading(tenant.assign.epoch, tenant.generation, step))
 
@@ -158,7 +158,7 @@ class ReplicaStreams(AnswerGate):
         return handshake.beside(others, now) if was_open else handshake.start(now)
 
     def _end(self, tenant: Tenant, stream: Stream) -> None:
-        """Nobody is told any more of what a shard does."""
+        """Stop sending a shard's changes."""
         stream.stop()
         tenant.gate = None
         del self.streams[tenant.assign.epoch]
@@ -170,7 +170,7 @@ class ReplicaStreams(AnswerGate):
         self._leaders.pop(epoch, None)
 
     def promote(self, message: m.Promote, now: float) -> list[Action]:
-        """A backup becomes the leader, unless it has become that already."""
+        """A backup becomes the leader, unless it is that already."""
         tenant = self._host.tenant_of(message.epoch)
         if message.generation < tenant.generation:
             return []
@@ -184,7 +184,7 @@ class ReplicaStreams(AnswerGate):
             del self.backups[message.epoch]
             tenant.follows = False
             shard.came.filling, tenant.ledgers.inherited = False, True
-            if message.backups:  # before anything is done that they do not have
+            if message.backups:  # before any change that they do not have
                 actions += self._retarget(tenant, message.backups, now)
             text = f"job {tenant.name!r}: this server is the leader of shard {shard.index} now, with all up to record "
             text += f"{backup.number} of the one before (generation {message.generation})"
@@ -193,10 +193,10 @@ class ReplicaStreams(AnswerGate):
         return [*actions, self._leading(tenant)]
 
     def give_up_place(self, message: m.Yield, now: float) -> list[Action]:
-        """Answer for a shard no more, and say so when the backups have all: one of them is to be the leader.
+        """Stop answering for a shard, and report when the backups have everything: one of them will be the leader.
 
-        Whoever asks is told to wait for the coordinator. In the synchronous mode nothing is done while gradients wait
-        for their commit: the backups have none of them.
+        Clients are told to wait for the coordinator. In synchronous mode nothing is done while gradients wait for their
+        commit: the backups do not have them.
         """
         tenant = self._host.tenant_of(message.epoch)
         if message.generation < tenant.generation:
@@ -211,7 +211,7 @@ class ReplicaStreams(AnswerGate):
         return [*pumped, *self._yielded(tenant, stream)]
 
     def _yielded(self, tenant: Tenant, stream: Stream | None) -> list[Action]:
-        """Say that other copies may take over, if the backups have all that was done here."""
+        """Report that other copies may take over, if the backups have everything."""
         if stream is not None and stream.is_behind:
             return []
         followers = {} if stream is None else stream.followers
@@ -221,7 +221,7 @@ class ReplicaStreams(AnswerGate):
         return [*actions, Send(COORDINATOR, m.Yielded(tenant.assign.epoch, tenant.generation, 0, numbers))]
 
     def _turn_away(self, tenant: Tenant, waiting: Iterable[tuple[bytes, int]], error: DeposedError) -> list[Action]:
-        """Tell those who wait for an answer, pulls that wait for a version too, that another copy will give it."""
+        """Inform clients with deferred answers, of waiting pulls too, that another copy will answer."""
         waiting = [*waiting, *tenant.parked]
         clients = self._host.clients.by_incarnation
         actions: list[Action] = [
@@ -232,7 +232,7 @@ class ReplicaStreams(AnswerGate):
         return actions
 
     def committed(self, tenant: Tenant, message: m.Committed, now: float) -> list[Action]:
-        """Tell the coordinator of a step as soon as all backups have it."""
+        """Report a step to the coordinator as soon as all backups have it."""
         stream = self.streams[tenant.assign.epoch]
         stream.end_step(tenant.built())
         if stream.is_behind:
@@ -241,7 +241,7 @@ class ReplicaStreams(AnswerGate):
         return [Send(COORDINATOR, message)]
 
     def discarded(self, tenant: Tenant, now: float = 0.0) -> list[Action]:
-        """A shard is not kept any more."""
+        """A shard is freed."""
         self.backups.pop(tenant.assign.epoch, None)
         if (stream := self._stream_of(tenant)) is not None:
             for epoch in list(stream.followers):
@@ -251,7 +251,7 @@ class ReplicaStreams(AnswerGate):
         return self._close_idle()
 
     def _close_idle(self) -> list[Action]:
-        """Close the connections over which no backup is told anything any more."""
+        """Close the connections without any backup's stream."""
         self._peers = {peer: followers for peer, followers in self._peers.items() if followers}
         for peer in self._host.handlers.links.keys() - self._peers.keys():
             del self._host.handlers.links[peer]
@@ -260,27 +260,27 @@ class ReplicaStreams(AnswerGate):
     # --- a leader -----------------------------------------------------------------------------
 
     def pushed(self, client: Client, tenant: Tenant, message: AnyPush, now: float) -> list[Action] | None:
-        """Answer a push as soon as all backups have it; in the synchronous mode that is what commits wait for."""
+        """Answer a push as soon as all backups have it; in synchronous mode commits wait for that."""
         stream, shard = self.streams[message.epoch], tenant.built()
         held = shard.steps is None and stream.is_behind
         return self._forwarded(client, stream, message, now) if held else None
 
     def asked(self, client: Client, tenant: Tenant, message: AnyPull, now: float) -> list[Action] | None:
-        """Answer a pull where workers count on it as soon as all backups have said that they follow this leader still.
+        """Answer a pull whose worker relies on it once all backups have confirmed that they still follow this leader.
 
-        A leader that was deposed, and has not heard of it, must not say that nobody is ahead of what it has.
+        A deposed leader that does not know it must not claim that no other is ahead.
         """
         stream, who = self.streams[message.epoch], client.hello.incarnation
         if tenant.is_bounded and stream.ask(who, message.request):
             return self._forwarded(client, stream, message, now)
-        last = stream.awaited(who)  # behind the answers to its pushes
+        last = stream.awaited(who)  # after the answers to its pushes
         return None if last is None else self._host.park(client, tenant, message, [(CONFIRMED, last)])
 
     def withdraw(self, tenant: Tenant, incarnation: bytes, request: int) -> None:
         self.streams[tenant.assign.epoch].withdraw(incarnation, request)
 
     def _forwarded(self, client: Client, stream: Stream, message: AnyPush | AnyPull, now: float) -> list[Action]:
-        """Answer as soon as all backups have what was done by now."""
+        """Answer as soon as all backups have everything done so far."""
         try:
             stream.hold(client.hello.incarnation, message.request, message, now)
         finally:
@@ -288,7 +288,7 @@ class ReplicaStreams(AnswerGate):
         return actions
 
     def handle(self, event: NetworkEvent, now: float) -> list[Action]:
-        """Take what happens on the connection to another server, which has backups."""
+        """Process an event of the connection to another server, which has backups."""
         if isinstance(event, Received):
             return self._heard(event.peer, event.message, now)
         if isinstance(event, Connected):
@@ -316,11 +316,11 @@ class ReplicaStreams(AnswerGate):
         return actions
 
     def _refused(self, follower: Follower, message: m.Error, now: float) -> list[Action]:
-        """A backup could not do what it was told."""
+        """A backup refused a record."""
         error = from_wire(message.code, message.text, message.facts)
         tenant = self._tenant_behind(follower.epoch)
         if isinstance(error, DeposedError):
-            # one that has given up its place answers nobody; a coordinator that was away asks it once more who has all
+            # after a yield it answers no client; a coordinator that was away asks it again which copies are complete
             stream = None if tenant is None else self._stream_of(tenant)
             has_yielded = tenant is not None and tenant.yielding and stream is not None and not stream.is_behind
             return [] if tenant is None or has_yielded else self._depose(tenant, error.generation)
@@ -334,7 +334,7 @@ class ReplicaStreams(AnswerGate):
         return self._host.tenants.get(self._leaders.get(epoch, -1))
 
     def _depose(self, tenant: Tenant, generation: int) -> list[Action]:
-        """Another copy has become the leader: answer for this shard no more."""
+        """Another copy has become the leader: stop answering for this shard."""
         stream, shard = self.streams[tenant.assign.epoch], tenant.built()
         error = DeposedError(job=tenant.name, generation=generation)
         shard.dense.updates.broken = error
@@ -348,7 +348,7 @@ class ReplicaStreams(AnswerGate):
         return [*actions, Log("warning", text, job=tenant.name)]
 
     def _released(self, tenant: Tenant, stream: Stream) -> list[Action]:
-        """Give the answers that waited for the backups."""
+        """Send the answers that waited for the backups."""
         actions: list[Action] = []
         for held in stream.release():
             actions += self._answer(tenant, held)
@@ -361,7 +361,7 @@ class ReplicaStreams(AnswerGate):
             return [Send(COORDINATOR, held.message)]
         client, ledger = self._host.clients.by_incarnation.get(held.who), tenant.ledgers.get(held.who)
         if client is None:
-            return []  # it has gone
+            return []  # it has departed
         if isinstance(held.message, PUSHES) and (ledger is None or ledger.results.get(held.message.seq) is None):
             return []
         return self._host.answer_held(client, tenant, held.message)
@@ -374,25 +374,25 @@ class ReplicaStreams(AnswerGate):
     # --- a backup ------------------------------------------------------------------------------
 
     def welcomed(self, client: Client, tenant: Tenant) -> list[Action]:
-        """Tell a leader what this backup has, once that is there to be filled: then pushes wait for it."""
+        """Report this backup's position to a leader, once it can be filled: then pushes wait for it."""
         backup = self.backups.get(tenant.assign.epoch)
         return [] if backup is None or tenant.shard is None else [Send(client.peer, backup.position)]
 
     def follow(self, client: Client, tenant: Tenant, record: m.Replicate) -> tuple[list[Action], bool]:
-        """Take a record of the leader; return what to answer, and whether this copy is whole since."""
+        """Apply a record of the leader; return the answer, and whether this copy is complete since."""
         tenant.check_role(client.hello.role)
         shard = tenant.built()
         before = shard.came.loaded
         answer = self.backups[record.epoch].take(shard, record)
         who = record.origin
         if who in tenant.ledgers and (who in tenant.ledgers.past or self._host.clients.bars(who)):
-            tenant.forget(who)  # it has gone while this was on its way
+            tenant.forget(who)  # it departed while this was in flight
         return [] if answer is None else [Send(client.peer, answer)], shard.came.loaded and not before
 
     # --- connections and time ------------------------------------------------------------------
 
     def connected(self, peer: Peer, now: float) -> list[Action]:
-        """The connection to another server is there, perhaps again."""
+        """The connection to another server is open, perhaps again."""
         actions = [action for follower in self._peers[peer].values() for action in follower.on_connected(now)]
         self._set_due()
         return actions
@@ -408,7 +408,7 @@ class ReplicaStreams(AnswerGate):
         return [Log("error", f"no connection to {titles}, which has a backup: {event.error}")]
 
     def looked(self, looked: Looked, now: float) -> list[Action]:
-        """Say why the server of a backup does not answer."""
+        """Report why the server of a backup does not answer."""
         news = [follower for follower in self._peers[looked.peer].values() if follower.handshake.looked(looked.why)]
         if not news:
             return []
@@ -431,7 +431,7 @@ class ReplicaStreams(AnswerGate):
         self.due = min([due for due in dues if due is not None], default=None)
 
     def counters(self, tenant: Tenant, now: float) -> Mapping[str, Any]:
-        """Return what the status shows of a leader that has backups, or of a backup."""
+        """Return the status of a leader with backups, or of a backup."""
         if (stream := self._stream_of(tenant)) is not None:
             return stream.counters(now)
         if not tenant.follows:
@@ -443,7 +443,7 @@ class ReplicaStreams(AnswerGate):
         return found
 
     def validate(self) -> None:
-        """Assert that all backups are some leader's, and what waits is counted."""
+        """Assert that all backups have a leader, and that waiting bytes are counted."""
         tenants, streams = self._host.tenants, self.streams
         assert streams.keys() == {epoch for epoch, tenant in tenants.items() if tenant.gate is self}
         assert self.backups.keys() == {epoch for epoch, tenant in tenants.items() if tenant.follows}
@@ -457,7 +457,7 @@ class ReplicaStreams(AnswerGate):
 
 def _check_job(assign: m.Assign) -> None:
     """Raise `ConfigurationError` for a job that cannot have copies."""
-    treatment = make_treatment(assign.job.get("treatment"))  # the job is read aside, which takes long
+    treatment = make_treatment(assign.job.get("treatment"))  # the job is read in the background, which takes long
     if treatment is not None and treatment.needs_read:
         raise ConfigurationError(
             f"a job with treatment={treatment.name!r} cannot have replicas, nor move to other servers: what each "

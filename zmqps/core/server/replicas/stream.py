@@ -1,4 +1,4 @@
-"""What a leader has done and its backups have not confirmed yet, and the answers that wait for that."""
+"""A leader's changes that its backups have not confirmed yet, and the answers deferred until then."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from zmqps.core.protocol.messages import Buffer
 
 #: Bytes of pushes that one server has applied and whose backups have not confirmed them. Workers have `WINDOW_NBYTES`
-#: in flight to a server, or what they lend it in shared memory; beyond this they are to send it again a little later.
+#: in flight to a server, or what they lend it in shared memory; beyond this they must resend a little later.
 MAX_UNCONFIRMED_NBYTES = 32 * WINDOW_NBYTES
-#: What backups are told of the changes of a part.
+#: The forwarding of a part's changes.
 News: TypeAlias = SliceNews | RowNews
 
 
@@ -46,15 +46,15 @@ class Unconfirmed:
         self.limit = limit
 
     def check(self, nbytes: int) -> None:
-        """Raise `MemoryError` if there is no room for so many more; there is for one push, however large."""
+        """Raise `MemoryError` if there is no room for this many more; there is for one push, however large."""
         if self.nbytes and self.nbytes + nbytes > self.limit:
             raise MemoryError(f"{self.nbytes:,} bytes wait for the backups of this server, {self.limit:,} may")
 
 
 class HeldAnswer(NamedTuple):
-    """An answer that waits: to the push or pull of a worker, or where that is nobody to the coordinator.
+    """A deferred answer: to the push or pull of a worker, or without one to the coordinator.
 
-    ``position``: of the last record that must be confirmed; ``nbytes``: what the records since the one before take.
+    ``position``: of the last record to be confirmed; ``nbytes``: of the records since the previous one.
     """
 
     position: int
@@ -65,7 +65,7 @@ class HeldAnswer(NamedTuple):
 
 
 class Stream:
-    """Forwards what a shard does to its backups, in its order, and holds the answers until all have it."""
+    """Forwards a shard's changes to its backups, in order, and defers answers until all have them."""
 
     def __init__(
         self,
@@ -76,19 +76,19 @@ class Stream:
         self.position = 0  # of the newest record
         self._ledgers = ledgers
         self._unconfirmed = unconfirmed
-        self._shard: Shard | None = None  # until it has its values
+        self._shard: Shard | None = None  # once it has its values
         self._news: list[News] = []  # of its parts
         self._step = 0  # ended in the stream
         self._held: deque[HeldAnswer] = deque()
-        self._asked: set[tuple[bytes, int]] = set()  # whose requests are held
-        self._of: Counter[bytes] = Counter()  # how many, by whose they are
+        self._asked: set[tuple[bytes, int]] = set()  # the deferred requests
+        self._of: Counter[bytes] = Counter()  # how many, by worker
         self._nbytes = 0  # of records, and of what waits for them
-        self._fresh_nbytes = 0  # of records that no answer waits for yet
+        self._fresh_nbytes = 0  # of records without a deferred answer
 
     # --- backups -------------------------------------------------------------------------------
 
     def begin(self, shard: Shard) -> None:
-        """The shard has its values: begin to tell the backups of it."""
+        """The shard has its values: start to send them to the backups."""
         if self._shard is not None:
             return
         self._shard, self._step = shard, shard.version
@@ -105,22 +105,22 @@ class Stream:
             self._fill(follower, shard)
 
     def follow(self, follower: Follower) -> None:
-        """There is one more backup, which is to be filled."""
+        """There is one more backup, to be filled."""
         self.followers[follower.epoch] = follower
         if self._shard is not None:
             self._fill(follower, self._shard)
 
     def _fill(self, follower: Follower, shard: Shard) -> None:
         def first() -> Iterator[ReplicationRecord]:
-            if not shard.slices:  # else they tell it the step
+            if not shard.slices:  # else slices carry the step
                 yield record(STATE, step=shard.version)
-            if shard.steps is None:  # else gradients that wait for their step are brought to a promoted copy again
+            if shard.steps is None:  # else gradients that wait for their step are resent to a promoted copy
                 yield from ledgers_of(self._ledgers)
 
         follower.fill(first, Filling(shard, self._tell))
 
     def lose(self, epoch: int) -> None:
-        """A copy is no backup any more: nothing waits for it."""
+        """A copy is not a backup any more: no answer waits for it."""
         follower = self.followers.pop(epoch, None)
         if follower is not None:
             follower.stop()
@@ -135,10 +135,10 @@ class Stream:
             for part in self._shard.parts:
                 self._shard.takes.update(part.takes)
 
-    # --- what the shard does -------------------------------------------------------------------
+    # --- changes of the shard ------------------------------------------------------------------
 
     def _tell(self) -> None:
-        """Tell what has changed. Where there is no memory for it, that is done before any answer."""
+        """Send pending changes. If there is no memory for it, this is done before any answer."""
         for news in self._news:
             news.tell()
 
@@ -150,14 +150,14 @@ class Stream:
             self._step = shard.version
 
     def _queue(self, done: ReplicationRecord) -> None:
-        """Something is done; said again it goes on where it failed."""
+        """A change was made; a repeated call continues where it failed."""
         if not done.position:
             done.position = self.position + 1
         for follower in self.followers.values():
             follower.add(done)
         if self.position < done.position:
             self.position = done.position
-            if self.confirmed < self.position:  # else no backup is there yet
+            if self.confirmed < self.position:  # else there is no backup yet
                 self._fresh_nbytes += done.nbytes
                 self._count(done.nbytes)
 
@@ -174,16 +174,16 @@ class Stream:
 
     @property
     def has_untold(self) -> bool:
-        """Whether something has changed of which there was no memory to tell."""
+        """Whether a change could not be sent for want of memory."""
         return any([not news.is_empty for news in self._news])
 
     @property
     def confirmed(self) -> int:
-        """Up to which record all backups have confirmed all."""
+        """The last record that all backups have confirmed, with all before it."""
         return min([follower.confirmed(self.position) for follower in self.followers.values()], default=self.position)
 
     def ask(self, who: bytes, request: int) -> bool:
-        """Ask the backups whether they still follow, for a pull; return whether its answer has to wait for theirs.
+        """Ask the backups whether they still follow, for a pull; return whether its answer must wait for theirs.
 
         Raises
         ------
@@ -198,7 +198,7 @@ class Stream:
         return self.is_behind
 
     def hold(self, who: bytes, request: int, message: AnyPush | AnyPull | Committed, now: float) -> None:
-        """Let an answer wait for all that is done by now; one that waits already stays where it is.
+        """Defer an answer until everything done so far is confirmed; a deferred one stays in its place.
 
         Raises
         ------
@@ -226,12 +226,12 @@ class Stream:
         self._count(nbytes)
 
     def withdraw(self, who: bytes, request: int) -> None:
-        """Nobody waits for the answer to a pull any more, if it is held."""
+        """The answer to a pull is not awaited any more, if it is deferred."""
         if (who, request) not in self._asked:
             return
         for i, held in enumerate(self._held):
             if held.who == who and isinstance(held.message, PULLS) and held.message.request == request:
-                self._fresh_nbytes += held.nbytes  # of records: a pull takes nothing itself
+                self._fresh_nbytes += held.nbytes  # of records: a pull itself takes nothing
                 del self._held[i]
                 self._let_go(who, request)
                 return
@@ -243,13 +243,13 @@ class Stream:
             del self._of[who]
 
     def awaited(self, who: bytes) -> int | None:
-        """Return the record for which a worker's next answer has to wait, to come after its others; None: for none."""
+        """Return the record for which a worker's next answer must wait, to come after its others; None: none."""
         if who not in self._of:
             return None
         return next(held.position for held in reversed(self._held) if held.who == who)
 
     def release(self) -> Iterator[HeldAnswer]:
-        """Yield the answers that need not wait any more, in their order."""
+        """Yield the answers that need not wait any more, in order."""
         confirmed = self.confirmed
         while self._held and self._held[0].position <= confirmed:
             held = self._held.popleft()
@@ -257,12 +257,12 @@ class Stream:
             self._let_go(held.who, request)
             self._count(-held.nbytes)
             yield held
-        if not self._held and self._fresh_nbytes and confirmed >= self.position:  # what failed is asked for again
+        if not self._held and self._fresh_nbytes and confirmed >= self.position:  # a failed request is repeated
             self._count(-self._fresh_nbytes)
             self._fresh_nbytes = 0
 
     def drain(self) -> list[HeldAnswer]:
-        """Return all answers that wait, whoever has not confirmed what; they wait no more."""
+        """Return all deferred answers, confirmed or not; they do not wait any more."""
         held = list(self._held)
         self._held.clear()
         self._asked.clear()
@@ -272,18 +272,18 @@ class Stream:
         return held
 
     def pump(self, now: float) -> list[Action]:
-        """Send to the backups what they have not been sent."""
+        """Send pending records to the backups."""
         return [action for follower in self.followers.values() for action in follower.pump(now)]
 
     def counters(self, now: float = 0.0) -> dict[str, float]:
-        """Return what the status shows."""
+        """Return counters for the status."""
         filled = sum(follower.is_filled for follower in self.followers.values())
         since_s = round(now - self._held[0].at, 3) if self._held else 0.0
         lag = {"unconfirmed_nbytes": self._nbytes, "unconfirmed_s": since_s}
         return {"backups": len(self.followers), "backups_filled": filled, **lag}
 
     def validate(self) -> None:
-        """Assert that answers wait in order, and what waits is counted."""
+        """Assert that answers wait in order, and that waiting bytes are counted."""
         nbytes, last = self._fresh_nbytes, 0
         for held in self._held:
             assert last <= held.position <= self.position
@@ -295,7 +295,7 @@ class Stream:
 
 
 def _forwarded(
-    entrust: Callable[[Any, bytes, Noted], tuple[Sequence[Buffer], Noted]],  # of the news of its part
+    entrust: Callable[[Any, bytes, Noted], tuple[Sequence[Buffer], Noted]],  # of its part's changes
     apply: Apply, message: AnyPush, client: Client, payload: Sequence[Buffer], note: Noted, now: float,
 ) -> Result:  # fmt: skip
     """Apply a push, and forward it; raises as both do, and then nothing has changed."""

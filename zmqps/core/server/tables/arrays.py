@@ -1,4 +1,4 @@
-"""Arrays of ids and rows as they travel."""
+"""Arrays of ids and rows in wire form."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ ID_DTYPE: np.dtype[Any] = np.dtype("<i8")
 
 
 def read_arrays(payload: Sequence[Any], runs: Sequence[tuple[int, np.dtype[Any]]]) -> list[Array]:
-    """Return the arrays that a payload holds, each in one piece; ids are such that compiled code takes them."""
+    """Return the arrays in a payload, each in one piece; ids are in a form for compiled code."""
     nbytes = sum(memoryview(buffer).nbytes for buffer in payload)
-    if nbytes != sum(size * dtype.itemsize for size, dtype in runs):  # before anything of that size is made
+    if nbytes != sum(size * dtype.itemsize for size, dtype in runs):  # before allocating anything of that size
         raise ProtocolError("the payload has other bytes than the ids and rows that it is said to have")
     pieces: list[list[Array]] = [[] for _ in runs]
     for run, _, piece in scatter(payload, runs):

@@ -1,10 +1,9 @@
-"""What those who follow a table are told: rows that have changed since they last asked, and ids of rows that have gone.
+"""What followers of a table are sent: rows changed since their last request, and ids of removed rows.
 
-Nothing is kept for a follower but the ids of rows that have gone (`GoneLog`). It brings along how far it had come, its
-*cursor*: the shard's copy, and the table's messages, updates, age of expiry and gone rows when its last scan began. A
-row belongs to the next scan if its stamp is not older than that. So what changes during a scan comes in it or in the
-next one, perhaps in both, and is never missed, although each answer looks at some places only and updates go on
-between answers.
+For followers only the ids of removed rows are kept (`GoneLog`). A follower sends its *cursor*: the shard's copy, and
+the table's messages, updates, age of expiry and removed rows when its last scan began. A row belongs to the next scan
+if its stamp is not older than that. So a change during a scan is in that scan or the next, perhaps in both, and is
+never missed, although each answer examines only some places and updates continue between answers.
 """
 
 from __future__ import annotations
@@ -19,24 +18,24 @@ from zmqps.core.protocol.messages.rows import CURSOR
 from zmqps.core.server.tables.table import RowTable
 from zmqps.errors import ProtocolError
 
-#: Places that one answer looks at: about a millisecond, for which other messages wait.
+#: Places examined for one answer: about a millisecond, for which other messages wait.
 LOOKED_AT = 1 << 20
 _NOTHING = np.empty(0, np.int64)
 
 
 class Told(NamedTuple):
-    """What one answer tells."""
+    """The content of one answer."""
 
     places: Array
-    gone: Array  # ids that are no rows any more, or were not before rows of this answer were made
-    next: int  # where to go on; 0 at the end
-    reset: bool = False  # whether what was asked for is not known any more: these are the first ones of all rows
-    # what to ask with next time, where this is the first answer of a scan (`CURSOR`)
+    gone: Array  # removed ids, or without a row before rows of this answer were made
+    next: int  # where to continue; 0 at the end
+    reset: bool = False  # whether the cursor is unknown: these are the first ones of all rows
+    # the next cursor, in the first answer of a scan (`CURSOR`)
     cursor: tuple[int, ...] = (0,) * len(CURSOR)
 
 
 def changes(table: RowTable, copy: int, start: int, most: int, since: Sequence[int], now: float) -> Told:
-    """Return rows, from a place on, that may have changed since a cursor, and ids that have gone since.
+    """Return rows, from a place on, that may have changed since a cursor, and ids removed since.
 
     Parameters
     ----------
@@ -45,17 +44,16 @@ def changes(table: RowTable, copy: int, start: int, most: int, since: Sequence[i
     start
         The place; at 0 a scan begins.
     most
-        How many rows, at most. 0: nothing is looked at, the answer tells where the table is.
+        The most rows. 0: no row is examined, and the answer has only a cursor.
     since
-        The cursor. One of another copy means that all rows are wanted; a scan of all goes on with 0 updates and a
-        lifetime of 0.
+        The cursor. One of another copy requests all rows; a scan of all continues with 0 updates and a lifetime of 0.
     now
         The time.
 
     Raises
     ------
     ProtocolError
-        That is no cursor.
+        The cursor is malformed.
     """
     if len(since) != len(CURSOR):
         raise ProtocolError(f"a cursor has {len(CURSOR)} numbers, not {len(since)}")
@@ -86,7 +84,7 @@ def changes(table: RowTable, copy: int, start: int, most: int, since: Sequence[i
     if places.size > most:
         places = places[:most]
         stop = int(places[-1]) + 1
-    if not everything and has_expired.any():  # gone, although nobody has needed their memory yet; but not for long
+    if not everything and has_expired.any():  # expired, although their memory was not needed yet; but soon
         late = live & has_expired & (ages < lifetime + table.steps - steps)
         gone = np.concatenate([gone, store.ids[start + np.flatnonzero(late[: stop - start])]])
     return Told(places, gone, stop if stop < store.end else 0, reset, cursor)

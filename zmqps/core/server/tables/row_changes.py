@@ -1,4 +1,4 @@
-"""What of a shard's tables has changed since a save: rows with a later stamp, and those that have made way since."""
+"""The changes of a shard's tables since a save: rows with a later stamp, and removed ids."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.server.tables.table import RowTable
 
-#: Where more ids have made way for others since a save, a table is written as a whole: by then much of it is new.
+#: If more ids were removed since a save, a table is written completely: by then much of it is new.
 MAX_GONE = 1 << 20
 
 
 class _Mark:
-    """A table when it was saved, and which ids have gone since."""
+    """A table at a save, and the ids removed since."""
 
     def __init__(self, table: RowTable) -> None:
         self.table = table
@@ -36,15 +36,15 @@ class _Mark:
 
 
 class RowMarks:
-    """The tables of a shard when they were saved, and what has gone since."""
+    """The tables of a shard at a save, and what was removed since."""
 
     def __init__(self, tables: Sequence[RowTable]) -> None:
         self._marks = [_Mark(table) for table in tables]
 
     def since(self, tables: Sequence[RowTable]) -> list[tuple[int, Array] | None]:
-        """Return for each table how many updates it had then, and which ids have gone since.
+        """Return for each table its number of updates then, and the ids removed since.
 
-        None: it is another one, or too many have gone; it is to be written as a whole.
+        None: it is another one, or too many were removed; write it completely.
         """
         if [mark.table for mark in self._marks] != list(tables):
             return [None] * len(tables)
@@ -59,38 +59,38 @@ class RowMarks:
             mark.drop()
 
     def validate(self) -> None:
-        """Assert that no more is kept than may be built upon."""
+        """Assert that only saves that may be built upon are kept."""
         for mark in self._marks:
             assert mark.gone is None or sum(ids.size for ids in mark.gone) <= MAX_GONE
 
 
 class Marks:
-    """The tables of a server's shards when they were saved, for saves that build upon those.
+    """The tables of a server's shards at saves, for saves that build upon those.
 
-    Of each shard two saves are remembered: the one that is built upon, and the one that may be built upon next.
+    Two saves of each shard are kept: the one that is built upon, and the one that may be built upon next.
     """
 
     def __init__(self) -> None:
         self._of: dict[int, dict[int, RowMarks]] = {}  # by epoch, by number of the save
 
     def base(self, epoch: int, number: int) -> RowMarks | None:
-        """Return the marks of a save; None: nothing is known of it."""
+        """Return the marks of a save; None: it is unknown."""
         return self._of.get(epoch, {}).get(number)
 
     def note(self, epoch: int, number: int, base: int, marks: RowMarks) -> None:
-        """A save of a shard has begun: it may be built upon once the coordinator says so, until then ``base``."""
+        """A save of a shard has begun: it may be built upon once the coordinator says so; until then ``base``."""
         kept = self._of.pop(epoch, {})
         for old in [old for old in kept if old != base]:
             kept.pop(old).drop()
         self._of[epoch] = {**kept, number: marks}
 
     def drop(self, epoch: int) -> None:
-        """A shard is not here any more."""
+        """A shard has left this server."""
         for marks in self._of.pop(epoch, {}).values():
             marks.drop()
 
     def validate(self) -> None:
-        """Assert that no more is kept than may be built upon."""
+        """Assert that only saves that may be built upon are kept."""
         for saves in self._of.values():
             assert len(saves) <= 2
             for marks in saves.values():

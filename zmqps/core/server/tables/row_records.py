@@ -1,7 +1,7 @@
-"""What backups are told of tables: rows as they are, and ids whose rows have gone.
+"""Records of tables for backups: rows in their present state, and ids of removed rows.
 
-Not gradients: which rows make way, expire, or are admitted, the leader alone decides. So a record may come twice, and
-one that says how rows are now may come before or after others that the backup has yet to be filled with.
+Not gradients: only the leader decides which rows are evicted, expire, or are admitted. So a record may be repeated, and
+one with the present state of rows may come before or after others that fill the backup.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from zmqps.rows.kept import Kept
 if TYPE_CHECKING:
     from zmqps.core.protocol.messages import Buffer
 
-#: What the payload of a record begins with: how many rows, and how many ids that have gone; the table's updates, and
-#: those before which rows have expired by seconds; 1 in the last record of those that fill a backup with the table.
+#: The start of a record's payload: the number of rows, and of removed ids; the table's updates, and those before which
+#: rows have expired by seconds; 1 in the last of the records that fill a backup with the table.
 HEAD = ("rows", "gone", "steps", "expired_before", "is_last")
-#: Bytes of a frame: some may carry no more than 64 MiB.
+#: The most bytes of a frame: some transports carry no more than 64 MiB.
 FRAME_NBYTES = 32 << 20
-#: Bytes of rows in a piece that fills a backup, about: as much as a slice of dense parameters.
+#: Bytes of rows in a piece that fills a backup, about: as in a slice of dense parameters.
 PIECE_NBYTES = 4 << 20
 _HEAD_DTYPE = np.dtype("<u8")
 _NOTHING = np.empty(0, np.int64)
 
 
 class RowsPush(NamedTuple):
-    """By whose push rows have changed, and what the ledger remembers of it."""
+    """The push that changed rows, and its ledger entry."""
 
     origin: bytes
     seq: int
@@ -45,7 +45,7 @@ class RowsPush(NamedTuple):
 
 
 class RowsNow(NamedTuple):
-    """What a record says of a table."""
+    """The content of a record about a table."""
 
     kept: Kept
     gone: Array
@@ -58,7 +58,7 @@ def rows_now(
     table: RowTable, rows: Array, gone: Array = _NOTHING, pushed: RowsPush | None = None, *, step: int = 0,
     is_last: bool = False,
 ) -> ReplicationRecord:  # fmt: skip
-    """Return the record of some rows of a table as they are, after so many synchronous steps of the shard."""
+    """Return the record of some rows of a table in their present state, after this many steps of the shard."""
     kept = table.kept(rows)
     head = np.array([rows.size, gone.size, table.steps, table.expired_before, is_last], _HEAD_DTYPE)
     part = table.slice.index, table.version, ()
@@ -76,7 +76,7 @@ def _frames(array: Array) -> Iterator[Array]:
 
 
 def read_rows(table: RowTable, payload: Sequence[Buffer]) -> RowsNow:
-    """Return what a record says of a table.
+    """Return the content of a record about a table.
 
     Raises
     ------
@@ -95,16 +95,16 @@ def read_rows(table: RowTable, payload: Sequence[Buffer]) -> RowsNow:
 
 
 def adopt(table: RowTable, version: int, payload: Sequence[Buffer]) -> bool:
-    """Have rows as a record says; return whether the table is whole with them; raises as `RowTable.follow` does."""
+    """Set rows from a record; return whether the table is complete with them; raises as `RowTable.follow` does."""
     found = read_rows(table, payload)
     table.follow(found.kept, found.gone, version, found.steps, found.expired_before)
     return found.is_last
 
 
 def filling(table: RowTable, start: int, step: int) -> tuple[ReplicationRecord, int]:
-    """Return the record of rows from a place on, after so many synchronous steps, and the next place; 0: all are told.
+    """Return the record of rows from a place on, after this many synchronous steps, and the next place; 0: the end.
 
-    Rows that come later are told as they come.
+    Later rows are sent as they change.
     """
     store = table.store
     stop = min(store.end, start + max(1, PIECE_NBYTES // store.row_nbytes))
@@ -114,7 +114,7 @@ def filling(table: RowTable, start: int, step: int) -> tuple[ReplicationRecord, 
 
 
 class _Watched:
-    """A table, and the ids of its rows that have changed."""
+    """A table, and the ids of its changed rows."""
 
     def __init__(self, table: RowTable) -> None:
         self.table = table
@@ -131,7 +131,7 @@ class _Watched:
 
 
 class RowNews:
-    """Tells what has changed in the tables of a shard."""
+    """Sends the changes of a shard's tables."""
 
     def __init__(
         self,
@@ -141,14 +141,14 @@ class RowNews:
         self._watched = {table.slice.index: _Watched(table) for table in tables}
         self._listener = listener
         self._pushed: RowsPush | None = None
-        self._index = 0  # of the table that it was about
+        self._index = 0  # of the last table
 
     @property
     def is_empty(self) -> bool:
         return self._pushed is None and not any(watched.ids for watched in self._watched.values())
 
     def entrust(self, message: PushRows, origin: bytes, note: Noted) -> tuple[Sequence[Buffer], Noted]:
-        """Prepare to tell of the rows that a push is about to change, as `SliceNews`; those before are told first."""
+        """Prepare to send the rows that a push is about to change, as `SliceNews`; earlier changes are sent first."""
         self.tell()
         nbytes = sum([memoryview(buffer).nbytes for buffer in message.payload])
         if (watched := self._watched.get(message.index)) is not None:  # else the push is refused
@@ -163,12 +163,12 @@ class RowNews:
         return message.payload, noted
 
     def note(self, index: int, pushed: RowsPush) -> None:
-        """A push was applied, to the table of this number; those before have been told."""
+        """A push was applied, to the table of this number; earlier ones have been sent."""
         assert self._pushed is None
         self._index, self._pushed = index, pushed
 
     def tell(self) -> None:
-        """Queue a record of each table of which there is something to tell; what was not taken comes again."""
+        """Queue a record of each table with changes; one that was not taken is repeated."""
         for index, watched in self._watched.items():
             pushed = self._pushed if index == self._index else None
             table, ids = watched.table, watched.ids

@@ -1,8 +1,7 @@
-"""The rows of a table as they are at one moment, kept while updates go on, until they are written.
+"""A snapshot of a table's rows, kept while updates continue, until it is written.
 
-Nothing is copied when a snapshot is taken. Rows are copied when their turn has come, or before they change, whichever
-is first; of no row that is done twice. So what it takes beside the table are the rows that were updated before their
-turn, and a byte a row that tells which were copied.
+Taking a snapshot copies nothing. Rows are copied at their turn, or before they change, whichever is first, and each
+only once. So its memory is that of the rows updated before their turn, and a byte per row that marks the copied ones.
 """
 
 from __future__ import annotations
@@ -18,18 +17,18 @@ from zmqps.core.server.tables.table import RowTable
 from zmqps.rows.arena import reserve
 from zmqps.rows.kept import Kept, joined
 
-#: Rows are handed out so many bytes at a time: copying them must not keep others waiting for long.
+#: Rows are handed out in pieces of this many bytes: copying them must not delay others for long.
 PIECE_NBYTES = 16 << 20
 _NOTHING = np.empty(0, np.int64)
 
 
 class RowPiece(NamedTuple):
-    """Some rows of a snapshot; the arrays are nobody else's.
+    """Some rows of a snapshot; the arrays are not shared.
 
-    ``gone`` are ids of rows that may be in what is built upon, and have made way for others since.
+    ``gone`` are ids of rows that may be in the checkpoint it builds upon, and were removed since.
     """
 
-    number: int  # the first one is that of the first table's first piece; they go on from there
+    number: int  # the first one is that of the first table's first piece; they are consecutive
     table: str  # its name
     kept: Kept
     gone: Array
@@ -41,7 +40,7 @@ class RowPiece(NamedTuple):
 
 
 class RowSnapshot:
-    """A table as it was when this was made."""
+    """A table at the time this was made."""
 
     def __init__(
         self,
@@ -50,18 +49,18 @@ class RowSnapshot:
     ) -> None:
         self.table = table
         self.times = table.times
-        self.failed: MemoryError | None = None  # there was no memory for what an update would have changed
+        self.failed: MemoryError | None = None  # there was no memory for rows that an update would have changed
         self._since = since
         store = table.store
         self._end, self._hand = store.end, 0  # rows up to the hand have had their turn
         self._copied = reserve(self._end, dtype=np.uint8)
-        self._copied[store.free] = 1  # what they will have is no part of it
+        self._copied[store.free] = 1  # their future content is not a part of it
         self._aside: deque[Kept] = deque()
         self._aside_nbytes = 0
         table.watchers.changing.append(self._before)
 
     def _before(self, rows: Array) -> None:
-        """Copy rows that are about to change; where there is no memory for it, give up: training goes on."""
+        """Copy rows that are about to change; without memory for it, give up: training continues."""
         if self.failed is not None:
             return
         try:
@@ -78,7 +77,7 @@ class RowSnapshot:
             self.release()
 
     def _changed(self, rows: Array) -> Array:
-        """Return those of some rows that have changed since what is built upon.
+        """Return those of some rows that have changed since the save it builds upon.
 
         Several messages may belong to one update, so those with the number of the last one count as well.
         """
@@ -134,24 +133,23 @@ class RowSnapshot:
         return self._aside_nbytes
 
     def validate(self) -> None:
-        """Assert that it watches the table as long as there is something left."""
+        """Assert that it watches the table as long as rows are left."""
         assert (self._before in self.table.watchers.changing) or (self._hand >= self._end and not self._aside)
         assert self._aside_nbytes == sum([kept.nbytes for kept in self._aside])
 
 
 class RowSnapshots:
-    """The tables of a shard as they were when this was made."""
+    """The tables of a shard at the time this was made."""
 
     def __init__(
         self,
         tables: Sequence[RowTable],  # of the shard, in order
-        # for each what was saved before and is built upon: its updates then, and which ids have made way for others
-        # since; None: nothing is built upon
+        # for each the save it builds upon: its updates then, and the ids removed since; None: it builds upon none
         since: Sequence[tuple[int, Array] | None] = (),
         first: int = 0,  # the number of the first piece
     ) -> None:
         bases = tuple(since) or (None,) * len(tables)
-        #: What is kept of each table beside its rows, and whether what is built upon counts for nothing: plain data.
+        #: Each table's state besides its rows, and whether the base is unusable: plain data.
         self.state: Mapping[str, Any] = {
             "tables": {
                 table.spec.name: {**table.times._asdict(), "whole": base is None}

@@ -1,4 +1,4 @@
-"""The sparse tables of one shard: what messages about rows do to them."""
+"""The sparse tables of one shard: the effects of messages about rows."""
 
 from __future__ import annotations
 
@@ -42,24 +42,25 @@ from zmqps.rows.unique import merged
 if TYPE_CHECKING:
     from zmqps.core.protocol.messages import Buffer
 
-#: Bytes of rows that one answer has at most: an id of 8 bytes may ask for 16 KiB.
+#: The most bytes of rows in one answer: an id of 8 bytes may request 16 KiB.
 MAX_ANSWER_NBYTES = 64 << 20
-#: Bytes of gradients that a worker may bring to one step of the synchronous mode.
+#: The most bytes of gradients of a worker in one synchronous step.
 MAX_STAGED_NBYTES = 1 << 30
-#: The status shows so many tables of a job: its counters travel with each heartbeat.
+#: The status shows this many tables of a job: its counters travel with each heartbeat.
 MAX_SHOWN = 8
-#: Which figures it shows, and under which name.
+#: The figures in the status, and their names.
 SHOWN = {"rows": "rows", "nbytes": "row_nbytes", "refused": "rows_refused", "expired": "rows_expired"}
-#: What keeping one message's gradients takes beside them.
+#: The memory of a stored message besides its gradients.
 STAGED_NBYTES = 512
-#: Beside its share of the capacity a table has this part of it, and so many places, for the rows of a cut.
+#: In addition to its share of the capacity a table has this part of it, and this many places, for rows of a new
+#: division.
 SPARE_SHARE, SPARE_PLACES = 4, 1024
-#: Rows have at most so many places: address space, of which a table uses what it needs.
+#: The most places of rows: address space, of which a table uses what it needs.
 MAX_RESERVED_NBYTES = 1 << 36
 
 
 class Staged(NamedTuple):
-    """What one message brings to a step of the synchronous mode."""
+    """One message's contribution to a synchronous step."""
 
     ids: Array
     grads: Array
@@ -71,10 +72,10 @@ class Staged(NamedTuple):
 class Rows:
     """The tables of a shard.
 
-    In the synchronous mode gradients are kept until their step is committed. Then those of the contributors are added
-    per id, in their order, each counting as often as it has examples; the sum is divided by the examples of all who
-    pushed to the table in that step, whether they touched a row or not, or of all contributors, if the commit says how
-    many these are. So the result is that of one large batch.
+    In synchronous mode gradients are kept until their step is committed. Then those of the contributors are summed per
+    id, in their order, weighted by their examples. The sum is divided by the examples of all that pushed to the table
+    in that step, whether they touched a row or not, or of all contributors, if the commit has their number. So the
+    result is that of one large batch.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class Rows:
         *,
         reject_nonfinite: bool = True,  # whether gradients with NaN or infinity are refused
         coding: Coding = CODING,  # the door to the codecs
-        secret: int = 0,  # a number that nobody else knows, and no other copy of the shard has
+        secret: int = 0,  # a secret number, different for each copy of the shard
     ) -> None:
         self.tables = tuple(tables)
         self._first = first
@@ -94,8 +95,8 @@ class Rows:
         self._staged: dict[int, dict[PushId, dict[int, list[Staged]]]] = {}  # by step, push and table
         self._used: dict[int, Counter[bytes]] = {}  # bytes, by step and worker
         self._steps: ShardSteps | None = None  # of the shard, in the synchronous mode
-        self._updated: set[int] = set()  # tables whose gradients of the step that is committed are applied
-        self._reserved: dict[int, Counter[int]] = {}  # rows that may be made, by step and table
+        self._updated: set[int] = set()  # tables whose gradients of the committing step are applied
+        self._reserved: dict[int, Counter[int]] = {}  # rows that may be created, by step and table
 
     def follow_steps(self, steps: ShardSteps | None) -> None:
         """Gradients wait for the commits of the shard that has these tables; None: they are applied on arrival."""
@@ -110,19 +111,19 @@ class Rows:
         return range(self._first, self._first + len(self.tables))
 
     def table(self, index: int) -> RowTable:
-        """Return a table by the number that messages have.
+        """Return a table by its number in messages.
 
         Raises
         ------
         SliceRangeError
-            There is none.
+            There is no such table.
         """
         if index not in self.numbers:
             raise SliceRangeError(f"this shard has {len(self.tables)} tables, none of them is number {index}")
         return self.tables[index - self._first]
 
     def tick(self, now: float) -> None:
-        """Take note of the time, by which rows expire."""
+        """Record the time, by which rows expire."""
         for table in self.tables:
             table.gone.tick(now)
             if table.spec.expire_s is not None:
@@ -168,7 +169,7 @@ class Rows:
         return choose(spec, nbytes)
 
     def unanswered(self, message: PushRows) -> PushRows:
-        """Return a push without its gradients, but with the ids whose rows it asks for."""
+        """Return a push without its gradients, but with the requested ids."""
         if not message.reply:
             return replace(message, payload=())
         return replace(message, count=0, codec=RAW, payload=[self.wanted(message)])
@@ -176,7 +177,7 @@ class Rows:
     # --- reading -------------------------------------------------------------------------------
 
     def pull(self, index: int, ids: Array) -> Found:
-        """Return the rows of some ids, in an array that nobody else has, and the table's version.
+        """Return the rows of some ids, in a new array, and the table's version.
 
         Raises
         ------
@@ -190,12 +191,12 @@ class Rows:
         return [[table.read(ids).reshape(-1)]], (table.version,), [[]]
 
     def wanted(self, message: PushRows | PullRows) -> Array:
-        """Return the ids whose rows a message asks for.
+        """Return the ids whose rows a message requests.
 
         Raises
         ------
         ProtocolError, SliceRangeError
-            The payload is not what the message says.
+            The payload does not match the message.
         """
         if isinstance(message, PullRows):
             self.table(message.index)
@@ -206,18 +207,18 @@ class Rows:
         return read_arrays(message.payload, [*_ids_of(message), (size, ROW_DTYPE)])[1]
 
     def scan(self, message: ScanRows, now: float) -> Found:
-        """Return what tells of rows as they lie (`SCANNED`), ids and values, ids that are gone; and the version.
+        """Return the facts of a scan (`SCANNED`), ids and values, removed ids; and the version.
 
         Raises
         ------
         SliceRangeError, ProtocolError
-            There is no such table, or that is no cursor.
+            There is no such table, or the cursor is malformed.
         """
         table = self.table(message.index)
         store = table.store
         most = min(message.most, MAX_ANSWER_NBYTES // (table.spec.nbytes + ID_DTYPE.itemsize))
         if message.since:
-            copy = seed_of("copy", self._secret, message.epoch)  # also unlike those of clusters that were before
+            copy = seed_of("copy", self._secret, message.epoch)  # also different from earlier clusters
             told = changes(table, copy, message.start, most, message.since, now)
         else:
             stop = min(store.end, message.start + most)
@@ -239,16 +240,16 @@ class Rows:
     # --- writing -------------------------------------------------------------------------------
 
     def push(self, message: PushRows, worker: str, note: Noted | None = None) -> Result:
-        """Apply gradients on arrival, or set rows; what fails changes nothing.
+        """Apply gradients on arrival, or set rows; a failure changes nothing.
 
         Raises
         ------
         SliceRangeError, ProtocolError
-            There is no such table, or the payload is not what the message says.
+            There is no such table, or the payload does not match the message.
         NonFiniteGradientError
             Names the worker and ids.
         TableFullError
-            There is no room for rows that are new.
+            There is no room for new rows.
         MemoryError
             There was not enough.
         """
@@ -265,14 +266,14 @@ class Rows:
         return result
 
     def collect(self, message: PushRows, who: bytes, staleness: int, worker: str, note: Noted | None = None) -> Result:
-        """Keep gradients for their step; those of a step that is over are dropped.
+        """Keep gradients for their step; those of a past step are dropped.
 
         Raises
         ------
         SliceRangeError, ProtocolError, NonFiniteGradientError, TableFullError
             As `push`; nothing is kept.
         LimitError
-            The worker has brought more to this step than it may.
+            The worker has contributed more to this step than allowed.
         """
         table = self.table(message.index)
         ids, grads, is_set = self._read(message, table, worker)
@@ -296,7 +297,7 @@ class Rows:
         return result
 
     def _read(self, message: PushRows, table: RowTable, worker: str) -> tuple[Array, Array, bool]:
-        """Return ids, what is brought for each, and whether that is values."""
+        """Return ids, the payload for each, and whether it is values."""
         if is_set := are_values(message.terms):
             if message.terms[0] != SET:
                 raise ProtocolError("rows are set, or updated; their mean is not taken")
@@ -318,7 +319,7 @@ class Rows:
 
     @staticmethod
     def _split(message: PushRows) -> tuple[list[Buffer], list[Buffer]]:
-        """Return the parts of a payload that hold ids, and those that hold gradients in a codec."""
+        """Return the parts of a payload with ids, and those with encoded gradients."""
         left = ID_DTYPE.itemsize * (message.count + message.wanted)
         head: list[Buffer] = []
         body: list[Buffer] = []
@@ -326,7 +327,7 @@ class Rows:
             view = memoryview(buffer).cast("B")
             if left:
                 head.append(view[:left])
-            if view.nbytes > left:  # what is small travels in one piece
+            if view.nbytes > left:  # small payloads are in one piece
                 body.append(view[left:])
             left = max(0, left - view.nbytes)
         if left:
@@ -353,7 +354,7 @@ class Rows:
         *,
         left_out: bool = False,
     ) -> None:
-        """Apply what the contributors brought to a step; asked again, it goes on where it has failed.
+        """Apply the contributions to a step; a repeated call continues where it failed.
 
         With ``left_out`` rows are set, and no gradient is applied.
         """
@@ -369,22 +370,22 @@ class Rows:
             if counted and not left_out and number not in self._updated:
                 ids, means = merged(parts, max(examples, sum(counted)), table.spec.dim)
                 table.update(ids, means, promised=True)
-                self._updated.add(number)  # what is set may yet fail, and all be asked for again
+                self._updated.add(number)  # setting may still fail, and the call be repeated
             taken = np.empty(0, np.int64)
-            for staged in [s for messages in brought for s in messages if s.is_set]:  # the first has its way
+            for staged in [s for messages in brought for s in messages if s.is_set]:  # the first one counts
                 fresh = ~np.isin(staged.ids, taken)
                 table.put(staged.ids[fresh], staged.grads[fresh], promised=True)
                 taken = np.concatenate([taken, staged.ids[fresh]])
             table.version = step + 1
 
     def end_step(self, step: int) -> None:
-        """End a step that another copy has committed, also for tables that nobody pushed to in it."""
+        """End a step that another copy has committed, also for tables without a push in it."""
         for table in self.tables:
             if table.version == step:
                 table.version = step + 1
 
     def close(self, step: int, contributors: Sequence[Contributor] = ()) -> None:
-        """Forget what was brought to a step, and to those before."""
+        """Free the contributions to a step, and to those before."""
         self._updated.clear()
         for old in [number for number in self._used if number <= step]:
             for kept in (self._staged, self._used, self._reserved):
@@ -393,12 +394,12 @@ class Rows:
     # --- copies --------------------------------------------------------------------------------
 
     def adopt(self, record: Replicate) -> bool:
-        """Take rows as the leader of this copy has them; return whether its table is whole with them.
+        """Set rows to the state of this copy's leader; return whether its table is complete with them.
 
         Raises
         ------
         SliceRangeError, ProtocolError, TableFullError
-            There is no such table, or it is not what was sent; or there is no room for them.
+            There is no such table, or it does not match; or there is no room for them.
         """
         if len(record.parts) != 1:
             raise ProtocolError("rows of one table at a time")
@@ -425,7 +426,7 @@ class Rows:
         return (table.timing for table in self.tables)
 
     def figures(self) -> dict[str, int]:
-        """Return what the status shows: ``rows.items`` and others, of all tables and of each of the first ones."""
+        """Return counters for the status: ``rows.items`` and others, of all tables and of each of the first ones."""
         found: Counter[str] = Counter()
         for number, table in enumerate(self.tables):
             figures = table.figures()
@@ -448,7 +449,7 @@ def rows_in(shard: Shard) -> Rows:
     return next((part for part in shard.others if isinstance(part, Rows)), NONE)
 
 
-#: Of a shard that has no tables.
+#: Of a shard without tables.
 NONE = Rows((), 0)
 
 
@@ -469,19 +470,19 @@ def make_rows(
     Parameters
     ----------
     job, placement, index
-        Which shard.
+        The shard.
     kernel_of
         Compiles a table's rule.
     coding
         The door to the codecs.
     available_nbytes
-        How much memory all rows of a table that has no capacity might come to take.
+        The memory that all rows of a table without a capacity might take.
     more
-        Asks for memory for them, while they do.
+        Requests memory for them as they grow.
     secret
-        A number that nobody else knows: who does not know how ids are hashed cannot make many collide.
+        A secret number: without it nobody can make many ids collide.
     store_of
-        Makes a store in the memory that the shard's arrays are in (`Memory.rows`).
+        Makes a store in the memory of the shard's arrays (`Memory.rows`).
     """
     slices = placement.row_slices[index]
     tables = []
@@ -493,7 +494,7 @@ def make_rows(
         row_nbytes = spec.nbytes * (1 + len(kernel.slot_fill)) + 16
         most = min(available_nbytes, MAX_RESERVED_NBYTES) if capacity is None else capacity
         places = most // row_nbytes
-        if capacity is not None:  # shards that are cut may get more than their share
+        if capacity is not None:  # in a new division shards may get more than their share
             places += places // SPARE_SHARE + SPARE_PLACES
         store = store_of(
             spec.dim,
@@ -513,17 +514,17 @@ def make_rows(
 
 
 def capacity_nbytes(placement: Placement, index: int) -> int:
-    """Return how much the tables of a shard may take that have a capacity."""
+    """Return the most bytes of a shard's tables with a capacity."""
     slices = placement.row_slices[index]
     found = [(placement.keyspace.tables[slice_.table].rows, slice_.stop - slice_.start) for slice_ in slices]
     return sum(share_nbytes(spec, buckets) or 0 for spec, buckets in found if spec is not None)
 
 
 def share_nbytes(spec: TableSpec, buckets: int) -> int | None:
-    """Return how much of a table's capacity so many of its buckets may take."""
+    """Return this many buckets' share of a table's capacity."""
     return None if spec.capacity_nbytes is None else spec.capacity_nbytes * buckets // NUM_BUCKETS
 
 
 def _ids_of(message: PushRows) -> list[tuple[int, np.dtype[Any]]]:
-    """Return how many ids of which kind a payload begins with."""
+    """Return the number and kind of ids at the start of a payload."""
     return [(message.count, ID_DTYPE), (message.wanted, ID_DTYPE)]

@@ -1,4 +1,4 @@
-"""The rows that a shard has of one sparse table: reading them, updating them, and which of them stay."""
+"""A shard's rows of one sparse table: reading, updating, admission and eviction."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from zmqps.rows.kept import Kept, rebased
 from zmqps.rows.sketch import Sketch
 from zmqps.rows.store import SCANNED_ROWS, RowStore
 
-#: Rows that are looked at to find those that were changed least recently: so many, or so many times what is to go.
+#: Rows examined to find those changed least recently: this many, or this many times the number to evict.
 WINDOW_ROWS, WINDOW_SHARE = 4096, 8
-#: Rows that are looked at with each update, to free those that have expired.
+#: Rows examined with each update, to free expired ones.
 SWEEP_ROWS = 1024
 _STAMPS = 1 << 32
 
@@ -41,7 +41,7 @@ class RowUpdate(Protocol):
 
     @property
     def counts(self) -> bool:
-        """Whether it needs to know how many updates each row has had."""
+        """Whether it needs the number of updates of each row."""
 
     def __call__(
         self,
@@ -55,11 +55,11 @@ class RowUpdate(Protocol):
         learning_rate: float | None = ...,
         missed: Array | None = ...,
     ) -> None:
-        """Update rows, which are different, in place. What it raises it raises before it has written anything."""
+        """Update distinct rows in place. Its errors are raised before anything is written."""
 
 
 class Times(NamedTuple):
-    """How far a table is: by messages or steps, by updates, and before which update rows have expired by seconds."""
+    """The progress of a table: messages or steps, updates, and the update before which rows have expired by seconds."""
 
     version: int
     steps: int
@@ -67,10 +67,10 @@ class Times(NamedTuple):
 
 
 class RowWatchers(NamedTuple):
-    """Who is told of what happens to rows.
+    """Is informed of changes of rows.
 
-    ``changing``: which rows are about to change, or to go; ``removed``: the ids of rows that make way for others,
-    before anything else is done.
+    ``changing``: rows about to change, or to be removed; ``removed``: the ids of removed rows, before anything else is
+    done.
     """
 
     changing: list[Callable[[Array], None]]
@@ -80,26 +80,26 @@ class RowWatchers(NamedTuple):
 class RowTable:
     """A shard's part of a table.
 
-    An update has a number, of the table's on this shard. A row's *stamp* is that of its last one, in 32 bits: ages are
-    taken modulo 2**32, so one that is older than that looks younger, never older.
+    Updates are numbered, for the table on this shard. A row's *stamp* is the number of its last one, in 32 bits: ages
+    are taken modulo 2**32, so a row older than that looks younger, never older.
     """
 
     def __init__(
         self,
-        slice_: Slice,  # which buckets it has
+        slice_: Slice,  # its buckets
         spec: TableSpec,
         kernel: RowUpdate,
-        store: RowStore,  # where rows are; empty
+        store: RowStore,  # where rows are stored; empty
         *,
-        sketch_width: int = 1 << 10,  # of the sketch that counts touches of rows which are yet to be admitted
-        # asks for memory where the table has no capacity: ``more(nbytes)``, whether it may be had
+        sketch_width: int = 1 << 10,  # of the sketch that counts touches of rows not admitted yet
+        # requests memory for a table without a capacity: ``more(nbytes)``, whether it is granted
         more: Callable[[int], bool] = lambda nbytes: True,
     ) -> None:
         self.slice = slice_
         self.spec = spec
         self.store = store
-        self.version = 0  # messages applied; synchronous: steps committed
-        self.steps = 0  # updates of the table: those that schedules go by
+        self.version = 0  # applied messages; synchronous: committed steps
+        self.steps = 0  # updates of the table: those that schedules count
         self.counters: Counter[str] = Counter()
         self.timing = Timing()
         self.watchers = RowWatchers([], [])
@@ -114,7 +114,7 @@ class RowTable:
 
     @property
     def expired_before(self) -> int:
-        """By seconds: rows that were last updated before this update are gone."""
+        """By seconds: rows last updated before this update have expired."""
         return self.expiry.before
 
     def __len__(self) -> int:
@@ -123,9 +123,9 @@ class RowTable:
     # --- reading -------------------------------------------------------------------------------
 
     def read(self, ids: Array) -> Array:
-        """Return rows in a new array ``(len(ids), dim)``, which is where the store's values are.
+        """Return rows in a new array ``(len(ids), dim)``, in the store's kind of memory.
 
-        Of ids that have none it is what they would begin with.
+        For ids without a row it has their initial values.
         """
         out: Array = self.store.buffer(ids.size)
         hits = self.store.gather(ids, out, self._oldest(self.steps), self.steps % _STAMPS)
@@ -134,39 +134,39 @@ class RowTable:
         return out
 
     def _oldest(self, now: int) -> int | None:
-        """Return the greatest age of a row, after ``now`` updates, that has not expired; None: rows do not expire."""
+        """Return the greatest age of an unexpired row, after ``now`` updates; None: rows do not expire."""
         oldest = None
         if self.spec.expire_steps is not None:
             oldest = self.spec.expire_steps - 1
         if self.expired_before:
-            by_time = now - self.expired_before  # -1: all that there are
+            by_time = now - self.expired_before  # -1: all of them
             oldest = by_time if oldest is None else min(oldest, by_time)
         return oldest
 
     @property
     def lifetime(self) -> int:
-        """After how many updates without one of its own a row has expired; 2**32: never."""
+        """The updates without one of its own after which a row has expired; 2**32: never."""
         oldest = self._oldest(self.steps)
         return _STAMPS if oldest is None else oldest + 1
 
     # --- updating ------------------------------------------------------------------------------
 
     def check_finite(self, ids: Array, grads: Array, worker: str) -> None:
-        """Raise `NonFiniteGradientError`, which names the worker and ids, unless all gradients are finite."""
+        """Raise `NonFiniteGradientError`, with the worker and ids, unless all gradients are finite."""
         if not np.isfinite(grads).all():
             self.counters["nonfinite"] += 1
             names = list(map(repr, self.spec.nonfinite(ids, grads)))
             raise NonFiniteGradientError(worker=worker, parameters=listed(names, 5))
 
     def make_room(self, ids: Array, reserved: int = 0, *, promised: bool = False) -> int:
-        """Return at most how many of some different ids are new, once there is room for them beside others to come.
+        """Return at most how many of some distinct ids are new, once there is room for them and others to come.
 
-        Where it was ``promised``, nobody is asked for memory any more: the index may have grown since.
+        If it was ``promised``, no memory is requested any more: the index may have grown since.
 
         Raises
         ------
         TableFullError
-            There is none, and nothing makes way for them.
+            There is none, and no row can be evicted for them.
         """
         store = self.store
         room = store.num_rows + ids.size + reserved <= self.room.limit
@@ -183,7 +183,7 @@ class RowTable:
         return new
 
     def reserve(self, ids: Array, reserved: int) -> int:
-        """Return how many rows some different ids may need later, beside others for which as many are reserved.
+        """Return how many rows some distinct ids may need later, in addition to others with as many reserved.
 
         Raises
         ------
@@ -199,23 +199,23 @@ class RowTable:
         return int(ids.size)
 
     def is_there(self, rows: Array) -> Array:
-        """Return which rows are ones, and have not expired."""
+        """Return which rows exist, and have not expired."""
         there: Array = self.store.live[rows] != 0
         oldest = self._oldest(self.steps)
         return there if oldest is None else there & (self.store.ages(rows, self.steps) <= oldest)
 
     def _has_places(self, new: int) -> bool:
-        """Whether there is room for so many more rows, whatever the capacity says."""
+        """Whether there is room for this many more rows, whatever the capacity says."""
         return self.store.num_rows + new <= len(self.store.ids) and self._has_memory(new)
 
     def _has_memory(self, new: int) -> bool:
-        """Whether so many more rows fit into what was granted, or more is."""
+        """Whether this many more rows fit into the granted memory, or more is granted."""
         if self.spec.capacity_nbytes is not None:  # which was admitted
             return True
         return self.room.has(self.store.nbytes + new * self.store.row_nbytes)
 
     def _evict(self, number: int, kept: Array) -> None:
-        """Let rows that were changed least recently make way, of those in a window, but none of some ids."""
+        """Evict rows changed least recently, of those in a window, but none of some ids."""
         store = self.store
         safe = store.find(kept)
         looked = 0
@@ -239,7 +239,7 @@ class RowTable:
             watcher(rows)
 
     def remove(self, ids: Array) -> None:
-        """Some rows are not here any more, if they were."""
+        """Some rows are not on this server any more, if they were."""
         rows = self.store.find(ids)
         self._free(rows[rows >= 0])
 
@@ -249,16 +249,16 @@ class RowTable:
         self.store.remove(rows)
 
     def update(self, ids: Array, grads: Array, *, begins: bool = True, promised: bool = False) -> None:
-        """Apply gradients to rows; what fails changes nothing but that rows may be there, as they begin, or made way.
+        """Apply gradients to rows; a failure changes nothing, except that rows may be created or evicted.
 
         Parameters
         ----------
         ids
-            They are different.
+            Distinct ids.
         grads
             ``(len(ids), dim)``.
         begins
-            Whether this is one more update of the table, or a part of the one before.
+            Whether this is one more update of the table, or a part of the last one.
         promised
             As of `make_room`.
         """
@@ -268,7 +268,7 @@ class RowTable:
         if rows.size < ids.size:
             grads = grads[places]
         lag = None
-        if self.spec.lazy_decay:  # of a row that another message of this update has changed: nothing
+        if self.spec.lazy_decay:  # of a row already changed by another message of this update: nothing
             lag = np.maximum(self.store.ages(rows, steps) - 1, 0).astype(np.uint32)
         self._before(rows)
         began = self.timing.clock()
@@ -277,11 +277,11 @@ class RowTable:
         self.timing.num += 1
         self.store.stamps[rows] = steps % _STAMPS
         self.steps = steps
-        with suppress(MemoryError):  # the update is done, and must not be taken for one that has failed
+        with suppress(MemoryError):  # the update is done, and must not count as failed
             self._sweep(ids.size)
 
     def put(self, ids: Array, values: Array, *, promised: bool = False) -> None:
-        """Let rows have some values, past the rule; their slots stay as they are. It is no update of the table."""
+        """Set rows to values, without the rule; their slots do not change. It is not an update of the table."""
         self.make_room(ids, promised=promised)
         steps, before = self._number(begins=False), self.store.num_rows
         found = self.store.insert(ids, steps % _STAMPS)
@@ -294,11 +294,11 @@ class RowTable:
         self.steps = steps
 
     def _number(self, *, begins: bool) -> int:
-        """Return the number of what changes rows now."""
+        """Return the number of the present update."""
         return self.expiry.number(self.steps, begins=begins)
 
     def _rows(self, ids: Array, now: int) -> tuple[Array, Array]:
-        """Return the rows of ids, made where they are not there, and which ids these are if some are not admitted."""
+        """Return the rows of ids, created if missing, and their ids if some are not admitted."""
         store = self.store
         places = np.empty(0, np.int64)
         if self.room.sketch is not None:
@@ -319,7 +319,7 @@ class RowTable:
         return rows, places
 
     def _renew(self, rows: Array, now: int, new: int) -> None:
-        """Let those rows begin again that have expired; ``new`` of them have just begun."""
+        """Reset expired rows to their initial values; ``new`` of them have just been reset."""
         oldest = self._oldest(now)
         if oldest is not None:
             late = rows[self.store.ages(rows, now) > oldest]
@@ -329,7 +329,7 @@ class RowTable:
                 self.counters["expired"] += late.size - (new if oldest < 0 else 0)
 
     def _sweep(self, touched: int) -> None:
-        """Free some of the rows that have expired."""
+        """Free some of the expired rows."""
         oldest = self._oldest(self.steps)
         store = self.store
         if oldest is None or not store.end:
@@ -344,19 +344,19 @@ class RowTable:
     # --- time ----------------------------------------------------------------------------------
 
     def tick(self, now: float) -> bool:
-        """Take note of the time; return whether more rows have expired by it."""
+        """Record the time; return whether more rows have expired by it."""
         return self.expiry.tick(now, self.steps)
 
-    # --- as it is ------------------------------------------------------------------------------
+    # --- raw rows ------------------------------------------------------------------------------
 
     def kept(self, rows: Array) -> Kept:
         """Return copies of some rows."""
         return self.store.kept(rows)
 
     def restore(self, kept: Kept, *, slots: bool = True) -> None:
-        """Have rows as they were; raises as `make_room` does.
+        """Set rows to saved ones; raises as `make_room` does.
 
-        Where ``slots`` are left out, they and counts are as they begin.
+        Without ``slots``, slots and counts have their initial values.
         """
         self.make_room(kept.ids)
         if slots:
@@ -367,7 +367,7 @@ class RowTable:
         self.store.stamps[rows] = kept.stamps
 
     def take(self, kept: Kept) -> None:
-        """Have rows as another copy has them, though there be more of them than a share of the capacity.
+        """Set rows to those of another copy, even if they exceed a share of the capacity.
 
         Raises
         ------
@@ -384,7 +384,7 @@ class RowTable:
         self.room.limit = max(self.room.limit, store.num_rows)
 
     def follow(self, kept: Kept, gone: Array, version: int, steps: int, expired_before: int) -> None:
-        """Have rows as the leader of this copy has them, and none of some ids.
+        """Set rows to those of this copy's leader, and remove some ids.
 
         Raises
         ------
@@ -396,7 +396,7 @@ class RowTable:
         self.version, self.steps, self.expiry.before = version, steps, expired_before
 
     def refill(self, over: Sequence[tuple[RowTable, slice, slice]]) -> None:
-        """Have the rows of some buckets of other tables, which change no more; done again, they are the same.
+        """Copy the rows of some buckets from other tables, which do not change any more; it may be repeated.
 
         Raises
         ------
@@ -412,7 +412,7 @@ class RowTable:
             )
         self.steps = max(other.steps for other, _, _ in over)
         self.version = max(other.version for other, _, _ in over)
-        # rows are as old as they were, and expire no earlier
+        # rows keep their age, and expire no earlier
         self.expiry.before = max(0, min(other.expired_before + self.steps - other.steps for other, _, _ in over))
         for other, _, there in over:
             lo, hi = other.slice.start + there.start, other.slice.start + there.stop
@@ -424,7 +424,7 @@ class RowTable:
 
     @property
     def times(self) -> Times:
-        """By what its rows' stamps go."""
+        """The clock of its rows' stamps."""
         return Times(self.version, self.steps, self.expired_before)
 
     def figures(self) -> dict[str, int]:

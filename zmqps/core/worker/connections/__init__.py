@@ -1,1 +1,1 @@
-"""The connections of a worker to the servers of its job: what is queued, in flight, and sent again."""
+"""The connections of a worker to the servers of its job: requests queued, in flight, and resent."""

@@ -1,4 +1,4 @@
-"""What a worker and one shard's server say to each other: what is queued, in flight, and when to send it again."""
+"""A worker's requests to one shard's server: queued, in flight, and when to resend them."""
 
 from __future__ import annotations
 
@@ -42,31 +42,31 @@ from zmqps.errors import ProtocolError, PSError, counted
 if TYPE_CHECKING:
     from zmqps.core.protocol.messages import Buffer
 
-#: A request that a server lacked the memory for is sent again after this long, then after twice as long each time,
+#: A request that a server lacked the memory for is resent after this long, then after twice as long each time,
 RETRY_S = 0.1
 SLOWEST_RETRY_S = 1.0
-#: until it has been refused for so long; then whoever asked is told.
+#: until it has been refused for this long; then the caller gets the error.
 SHORT_S = 10.0
-#: No answer of any kind for this long, and a server is asked; then after twice as long each time, up to
+#: After this long without any answer a server is asked; then after twice as long each time, up to
 PROBE_S = 3.0
 SLOWEST_PROBE_S = 30.0
 _NBYTES = attrgetter("nbytes")
-#: Questions whose answers may be on their way; older ones are forgotten.
+#: Questions whose answers may be in flight; older ones are forgotten.
 MAX_OUT = 16
 
 
 class Outbox:
     """Requests that are not sent yet.
 
-    Pushes leave in the order asked, and so do pulls. A pull overtakes pushes, except those asked for before it
-    that touch one of its slices: it must see what they change.
+    Pushes are sent in the requested order, and so are pulls. A pull overtakes pushes, except earlier ones that touch
+    one of its slices: it must read what they change.
     """
 
     def __init__(self) -> None:
         self._pushes: deque[Request] = deque()  # and loads
         self._pulls: deque[Request] = deque()
         self._last_push: dict[int, int] = {}  # slice -> number
-        self.waiting = 0  # how many there are
+        self.waiting = 0  # the number of requests
 
     def add(self, request: Request) -> None:
         """Queue a request, whose number is larger than those before it."""
@@ -81,13 +81,13 @@ class Outbox:
             self._pushes.append(request)
 
     def peek(self) -> Request | None:
-        """Return what leaves next; None: there is nothing."""
+        """Return the next request to send; None: there is none."""
         if self._pulls and not (self._pushes and self._pushes[0].number <= self._pulls[0].behind):
             return self._pulls[0]
         return self._pushes[0] if self._pushes else None
 
     def pop(self, request: Request) -> None:
-        """Take out what leaves next, as `peek` has returned it."""
+        """Remove the next request, as returned by `peek`."""
         self.waiting -= 1
         (self._pulls if isinstance(request.transfer, PullTransfer) else self._pushes).popleft()
 
@@ -111,7 +111,7 @@ class Outbox:
         return chain(self._pushes, self._pulls)
 
     def validate(self) -> None:
-        """Assert that what was asked first is first, and that no pull waits for a later push."""
+        """Assert that the order of requests is kept, and that no pull waits for a later push."""
         assert self.waiting == len(self._pushes) + len(self._pulls)
         for queue in (self._pushes, self._pulls):
             last = 0
@@ -123,14 +123,14 @@ class Outbox:
 
 
 class InFlight(dict[int, Request]):
-    """The requests that have left and are not answered, by their numbers, in the order in which they left first."""
+    """Requests sent and not answered, by number, in the order in which they were first sent."""
 
     def __init__(self) -> None:
         super().__init__()
         self.nbytes = 0  # of the window
 
     def take(self, number: int) -> Request | None:
-        """Take out a request, so that there is room for others; None if it was answered before."""
+        """Remove a request, which makes room for others; None if it was answered before."""
         request = self.pop(number, None)
         if request is not None:
             self.nbytes -= request.nbytes
@@ -143,10 +143,10 @@ class InFlight(dict[int, Request]):
 
 
 class Resends:
-    """What is in flight and is to be sent again.
+    """The requests in flight to be resent.
 
-    That is `all` once the connection has broken, as soon as the server has welcomed us over the next one; `at_once`, in
-    this order, what the server turned out not to have (cleared by what sends it); and `Link.later`, each in its time.
+    `all` of them once the connection has broken, after the server's next welcome; `at_once`, in this order, those that
+    the server turned out not to have (cleared by the code that sends them); and `Link.later`, each at its time.
     """
 
     __slots__ = ("all", "at_once")
@@ -157,33 +157,33 @@ class Resends:
 
     @staticmethod
     def refused(delay: Delay, now: float) -> float | None:
-        """Return when to send a request again that the server lacked the memory for; None: it has for long."""
+        """Return when to resend a request that the server lacked the memory for; None: it has for too long."""
         since = delay.refused_at = now if delay.refused_at is None else delay.refused_at
         return None if now >= since + SHORT_S else now + min(RETRY_S + now - since, SLOWEST_RETRY_S)
 
 
 class SilenceProbe:
-    """When to ask a silent server, and what its answer says.
+    """When to ask a silent server, and what its answer proves.
 
-    What is sent over a connection arrives in its order, however long it takes, or the connection breaks. The
-    question is a pull of nothing, which a server answers at once. So when it is answered the server has had all that
-    was sent before, and has answered it, but for what it keeps waiting or had no memory for. On a slow connection the
-    question waits behind what is on its way: nothing is sent twice only because it takes long.
+    Messages over a connection arrive in order, however long that takes, or the connection breaks. The question is an
+    empty pull, which a server answers at once. So when it is answered the server has had all earlier requests, and has
+    answered them, except those that it keeps waiting or had no memory for. On a slow connection the question waits
+    behind the messages in flight: nothing is resent only because it takes long.
     """
 
     def __init__(self) -> None:
-        self.num_sent = 0  # messages that have left
+        self.num_sent = 0  # messages sent
         self.heard_at = 0.0
-        self.due: float | None = None  # when to ask; the link sets it anew at every answer
+        self.due: float | None = None  # when to ask; the link resets it at every answer
         self.wait_s = PROBE_S  # the silence before it
-        self._out: dict[int, int] = {}  # question -> how much was sent before it
+        self._out: dict[int, int] = {}  # question -> messages sent before it
 
     def __contains__(self, number: int) -> bool:
-        """Whether this is a question whose answer may be on its way."""
+        """Whether this is a question whose answer may be in flight."""
         return number in self._out
 
     def ask(self, now: float, number: int) -> None:
-        """Note that a question leaves."""
+        """Note that a question is sent."""
         if len(self._out) >= MAX_OUT:
             del self._out[next(iter(self._out))]
         self._out[number] = self.num_sent
@@ -191,29 +191,29 @@ class SilenceProbe:
         self.due = now + self.wait_s
 
     def answered(self, number: int) -> int:
-        """Return how much was sent before a question that is answered; 0 if it is none."""
+        """Return the number of messages sent before an answered question; 0 if it is none."""
         return self._out.pop(number, 0)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class ShardServer:
-    """The server that a shard is on, as the coordinator has named it."""
+    """A shard's server, as named by the coordinator."""
 
     title: str  # in errors
     handshake: Handshake
-    proof: bytes  # what only the server that the coordinator means can answer it with
+    proof: bytes  # the answer that proves the server's identity
     epoch: int  # of its copy of the shard
     rank: int = 0
-    lost: PSError | None = None  # why nothing is said to it any more
-    promised: str = ""  # how another one comes in its place, where it was lost
+    lost: PSError | None = None  # why nothing is sent to it any more
+    promised: str = ""  # how another one replaces it, if it was lost
     peer: Peer = field(init=False)
 
     def __post_init__(self) -> None:
         self.peer = self.handshake.peer
 
 
-#: Makes a message of a request; given the epoch of the copy of the shard, the versions at which slices were last read,
-#: and what encodes gradients.
+#: Makes a message of a request, from the epoch of the copy of the shard, the versions at which slices were last read,
+#: and the encoder of gradients.
 MessageOf = Callable[[Request, int, Sequence[int], Callable[[Request, Source], tuple[str, list[Array]]]], Message]
 
 
@@ -222,29 +222,29 @@ class LinkCommons:
     """What all links of a session share."""
 
     coding: Coding = CODING
-    #: Of the requests: never one twice on a connection, even if the job on it is another one now.
+    #: Request numbers: unique on a connection, even if its job changes.
     numbers: Iterator[int] = field(default_factory=lambda: count(1))
     alarm: Alarm = field(default_factory=Alarm)
-    #: How requests travel that are about something else than parameters, by the types of their cargoes.
+    #: The encoders of requests about other things than parameters, by the types of their cargoes.
     messages: dict[type[Cargo], MessageOf] = field(default_factory=dict)
-    #: Extensions that are told of pushes: of each that leaves, of those that nobody was told to be applied, and that
-    #: the shard has another server, where what is in flight is sent again.
+    #: Extensions informed of pushes: of each one sent, of those not known to be applied, and that the shard has another
+    #: server, to which requests in flight are resent.
     sending: list[Callable[[Link, Request], None]] = field(default_factory=list)
     voiding: list[Callable[[Link, int], None]] = field(default_factory=list)
     moving: list[Callable[[Link], None]] = field(default_factory=list)
 
 
 class Link:
-    """What is said to one server about one of its shards; links to others there share the connection.
+    """The requests to one server about one of its shards; links to its other shards share the connection.
 
-    Requests leave in the order of the `Outbox` as long as the window has room; answers may come in any order. All that
-    is in flight is sent again when the connection broke and the server has welcomed us over the new one. While it
-    lives, only what the server turns out not to have: it is asked after a silence (`SilenceProbe`), at once where a
-    later request was answered before a push, which servers answer in order. A pull that was answered without a push
-    that had been asked for before it is asked again behind it.
+    Requests are sent in the order of the `Outbox` as long as the window has room; answers may arrive in any order. All
+    requests in flight are resent when the connection broke and the server has welcomed us over the new one. While it
+    lives, only those that the server turns out not to have: it is asked after a silence (`SilenceProbe`), and a push is
+    resent at once if a later request was answered first, because servers answer in order. A pull that was answered
+    without an earlier push is resent after it.
 
-    What a server lacked the memory for has changed nothing there, and is sent again a little later (`put_off`): an
-    operation that is repeated from above cannot know which part was applied. So is what came to a shard about to move.
+    A request that a server lacked the memory for has changed nothing there, and is resent a little later (`put_off`):
+    the caller could not know which part was applied. So is a request to a shard about to move.
     """
 
     def __init__(
@@ -264,12 +264,12 @@ class Link:
         self.packer = Packer(self._commons.coding)
 
     def enqueue(self, transfer: AnyTransfer, cargoes: tuple[Cargo, ...]) -> None:
-        """Queue the requests of one transfer."""
+        """Queue the requests of a transfer."""
         if not cargoes:
             return
         source, target = transfer.source, transfer.target
         codec = RAW if source is None else source.codec
-        # encoded they would travel; and whether something small goes raw must not depend on its neighbours
+        # encoded they would be sent; and whether a small one is sent raw must not depend on its neighbours
         raw = codec == RAW and (target is None or target.codec == RAW)
         in_place = source.in_place if raw and source is not None else 0
         if raw and target is not None:
@@ -287,7 +287,7 @@ class Link:
             transfer.remaining += 1
 
     def pump(self, now: float) -> list[Action]:
-        """Send what the window has room for."""
+        """Send what fits into the window."""
         actions: list[Action] = []
         server, in_flight, queue, wire = self.server, self.in_flight, self.queue, self.wire
         if server.handshake.welcome is None or self.resends.all or server.lost is not None:
@@ -306,13 +306,13 @@ class Link:
                 if in_flight:
                     oldest = next((r.seq for r in in_flight.values() if r.seq), next_seq)
                     if next_seq - oldest >= PUSH_WINDOW:
-                        break  # a resend of the oldest must still be inside the server's ledger
+                        break  # a resend of the oldest must still be in the server's ledger
                 request.seq, self.next_seq = next_seq, next_seq + 1
                 for sending in self._commons.sending:
                     sending(self, request)
             queue.pop(request)
             counts = request.nbytes >= wire.sample_nbytes or queue.waiting or not wire.round_trip_s
-            if counts and wire.since is None:  # one that is small and alone tells something once
+            if counts and wire.since is None:  # a small one by itself gives one measurement
                 wire.begins(now)
             in_flight[request.number] = request
             in_flight.nbytes += request.nbytes
@@ -355,14 +355,14 @@ class Link:
         )  # fmt: skip
 
     def on_connected(self, now: float) -> list[Action]:
-        """The connection is there, perhaps again: say hello, for what was sent before may be lost."""
+        """The connection is open, perhaps again: send Hello, because earlier messages may be lost."""
         if self.server.lost is not None:
             return []
         self._break()
         return self.server.handshake.again(now)
 
     def on_disconnected(self, now: float) -> None:
-        """The connection has ended: nothing leaves until the server has welcomed us over the next one."""
+        """The connection has ended: nothing is sent until the server has welcomed us over the next one."""
         self._break()
         self.server.handshake.ended(now)
 
@@ -371,7 +371,7 @@ class Link:
         self.server.promised = how
 
     def withdraw(self, pull: Transfer, now: float) -> list[Action]:
-        """Nobody waits for a pull any more: its requests make room, and the server, if it can be told, forgets them."""
+        """A pull was given up: free its window, and withdraw it at the server if possible."""
         if not (numbers := [number for number, request in self.in_flight.items() if request.transfer is pull]):
             return []
         for number in numbers:
@@ -383,13 +383,13 @@ class Link:
         return [*(Send(server.peer, Withdraw(number)) for number in told), *self.pump(now)]
 
     def forget(self) -> None:
-        """Nothing that was asked for is awaited any more: all has ended, or is asked for anew."""
+        """No request is awaited any more: all have ended, or are repeated."""
         self.queue.clear()
         self.in_flight.clear()
         self._break()
 
     def retarget(self, server: ShardServer) -> None:
-        """The shard has another server: all that is not answered is sent again there, once it welcomes us."""
+        """The shard has another server: all unanswered requests are resent to it, after its welcome."""
         self.server.handshake.stop()
         self._break()
         self.server, self.wire = server, Wire()
@@ -398,17 +398,17 @@ class Link:
             moving(self)
 
     def void(self, seq: int) -> None:
-        """A push was refused, or given up: nobody was told that it was applied."""
+        """A push was refused, or given up: it was not acknowledged."""
         for voiding in self._commons.voiding:
             voiding(self, seq)
 
     @property
     def later(self) -> list[Request]:
-        """What was put off, and is sent again in its time."""
+        """Requests put off, to be resent at their times."""
         return [request for request in self.in_flight.values() if request.retry_at is not None]
 
     def requests_of(self, transfer: Transfer) -> list[Request]:
-        """Return what is not answered of a transfer."""
+        """Return the unanswered requests of a transfer."""
         return [request for request in [*self.queue, *self.in_flight.values()] if request.transfer is transfer]
 
     def _break(self) -> None:
@@ -420,9 +420,9 @@ class Link:
         self.probe.due = None
 
     def on_welcome(self, welcome: Welcome, now: float) -> list[Action]:
-        """The server knows us: begin to send, or to send again what a broken connection may have lost."""
+        """The server has welcomed us: start to send, or resend what a broken connection may have lost."""
         handshake = self.server.handshake
-        if handshake.is_down:  # that came over the one that has ended; the next one is not there
+        if handshake.is_down:  # the welcome is of the ended connection; the next one is not open
             return []
         self.wire.greeted(handshake, now)
         handshake.on_welcome(welcome)
@@ -434,17 +434,17 @@ class Link:
         return self.pump(now)
 
     def _resend_unanswered(self, num_sent: int, *, everything: bool = False) -> None:
-        """Note to be sent again what the server has not answered of so many first messages: it has had them all."""
+        """Resend what the server has not answered of this many first messages, all of which it has had."""
         for number, request in list(self.in_flight.items()):
             push, doubted = request.transfer, request.delay is not None and request.delay.doubted
             if request.sent_as > num_sent:
                 continue
-            if push.done:  # given up: make room, never send it again
+            if push.done:  # given up: free the window, never resend it
                 if request.seq:
                     self.void(request.seq)
                 self.in_flight.take(number)
                 continue
-            # its values may yet be copied, and leave later
+            # its values may still be copied, and leave later
             waits = isinstance(push, PushTransfer) and push.target is not None and not doubted and not everything
             if waits or doubted:
                 request.delay = request.delay or Delay()
@@ -453,7 +453,7 @@ class Link:
                 self.resends.at_once.append(request)
 
     def on_answer(self, message: Ack | Values, now: float) -> AnyTransfer | None:
-        """Take an answer; return its transfer if that is still of interest, and may be complete."""
+        """Process an answer; return its transfer if that is still awaited, and may be complete."""
         request = self.in_flight.get(message.request)
         if request is None or request.transfer.done:
             self.free(message.request, now)
@@ -470,7 +470,7 @@ class Link:
                 self.versions[cargo.slice.index] = version
         elif target is not None:
             raise ProtocolError(f"{self.server.title} answered a {transfer.kind} without values")
-        # not before: what cannot be used fails with the rest of the link
+        # not before: an unusable answer fails with the rest of the link
         self.free(message.request, now, nbytes)
         if isinstance(transfer, PushTransfer):
             transfer.staleness = max(transfer.staleness, max(message.staleness, default=0))
@@ -478,21 +478,21 @@ class Link:
         return transfer
 
     def awaits(self, number: int) -> bool:
-        """Whether a request of this number left over this link and is not answered."""
+        """Whether a request of this number was sent over this link and is not answered."""
         return number in self.in_flight or number in self.probe
 
     def _note_overtaken(self, request: Request, now: float) -> bool:
-        """Note the pushes that an answer shows to be lost; return whether it is the answer to a pull without them."""
+        """Note pushes that an answer proves lost; return whether it answers a pull without them."""
         pull = isinstance(request.transfer, PullTransfer)
         unseen = late = False
-        for earlier in self.in_flight.values():  # in the order of sending, so this ends at once where nothing was lost
+        for earlier in self.in_flight.values():  # in sending order, so this ends at once if nothing was lost
             if earlier is request:
                 break
             push = earlier.transfer
             if push.done or isinstance(push, PullTransfer) or earlier.sent_as > request.sent_as:
                 continue
             missed = pull and not request.slices.isdisjoint(earlier.slices)
-            if earlier.retry_at is not None:  # it was refused, and its turn comes
+            if earlier.retry_at is not None:  # it was refused, and will be resent
                 late |= missed
                 continue
             # values leave when they have been copied, acknowledgements at once
@@ -507,12 +507,12 @@ class Link:
         return unseen
 
     def put_off(self, number: int, now: float) -> bool:
-        """Send a request again a little later, because the server lacks the memory for it; False if it has for long."""
+        """Resend a request a little later, because the server lacks the memory for it; False if it has for too long."""
         if (request := self.in_flight.get(number)) is None or request.transfer.done:
             return False
         delay = request.delay = request.delay or Delay()
         if delay.retry_at is not None or self.resends.all:
-            return True  # said twice, or to be sent again with all others as soon as there is a connection
+            return True  # refused twice, or to be resent with all others over the next connection
         if (at := self.resends.refused(delay, now)) is None:
             return False
         self._send_later(request, at)
@@ -521,7 +521,7 @@ class Link:
         return True
 
     def wait_for_move(self, number: int, now: float) -> None:
-        """The shard is to have another server; if it stays, nobody says so: this is sent again after a while."""
+        """The shard moves to another server; if the move fails, no message says so: resend this after a while."""
         if (request := self.in_flight.get(number)) is None:
             self.probe.answered(number)
         elif request.retry_at is None and not self.resends.all:
@@ -535,7 +535,7 @@ class Link:
         self._commons.alarm.by(at)
 
     def _send_put_off(self, request: Request, now: float) -> list[Action]:
-        """Send again what was put off until now; what was given up meanwhile makes room."""
+        """Resend requests whose time has come; those given up meanwhile free the window."""
         assert request.delay is not None
         request.delay.retry_at = None
         if request.transfer.done:
@@ -544,7 +544,7 @@ class Link:
         return [self._again(request)]
 
     def free(self, number: int, now: float, nbytes: int = 0) -> Request | None:
-        """Take a request out of flight, whose answer brought so many bytes; None if it was answered before."""
+        """Remove a request from flight, after an answer of this many bytes; None if it was answered before."""
         self.probe.heard_at = now
         request = self.in_flight.take(number)
         if request is not None:
@@ -553,12 +553,12 @@ class Link:
         elif num_sent := self.probe.answered(number):
             self._resend_unanswered(num_sent)
             if self.in_flight:
-                return None  # the silence goes on
+                return None  # the silence continues
         self._rest(now)
         return request
 
     def _land(self, request: Request, target: Target, message: Values) -> int:
-        """Put values where they belong; return how many bytes they had on the wire."""
+        """Copy values to their targets; return their bytes on the wire."""
         payload: Sequence[Buffer] = message.payload
         nbytes = sum([memoryview(buffer).nbytes for buffer in payload])
         self.counts["bytes_received"] += nbytes
@@ -571,7 +571,7 @@ class Link:
         return nbytes
 
     def fail(self, error: PSError) -> list[AnyTransfer]:
-        """The server is gone: return the transfers that now fail."""
+        """The server is lost: return the transfers that now fail."""
         self.server.lost = error
         self.server.handshake.stop()
         failed = dict.fromkeys(request.transfer for request in [*self.in_flight.values(), *self.queue])
@@ -579,7 +579,7 @@ class Link:
         return list(failed)
 
     def waiting_for(self, transfer: Transfer, now: float) -> str:
-        """Say what a transfer still waits for here, or nothing."""
+        """Return what a transfer still waits for here, or nothing."""
         title, handshake = self.server.title, self.server.handshake
         if self.server.promised:
             return f"{title}, which was lost: {self.server.promised}"
@@ -598,7 +598,7 @@ class Link:
         return f"{counted(missing, 'answer')} from {title}, {heard}"
 
     def _rest(self, now: float) -> None:
-        """Something was answered, or is awaited from now on."""
+        """A request was answered, or is awaited from now on."""
         self.probe.wait_s = PROBE_S
         self.probe.due = now + PROBE_S if self.in_flight and not self.resends.all else None
         alarm = self._commons.alarm
@@ -610,7 +610,7 @@ class Link:
         return min([due for due in dues if due is not None], default=None)
 
     def on_deadline(self, now: float) -> list[Action]:
-        """Say hello again, or what was put off; or ask a server that is silent."""
+        """Repeat Hello, or requests that were put off; or ask a silent server."""
         server = self.server
         if server.handshake.due is not None and now >= server.handshake.due:
             return server.handshake.on_deadline(now)

@@ -1,4 +1,4 @@
-"""A worker's links to the shards of its job: by shard and by connection, opened, watched and parted with."""
+"""A worker's links to the shards of its job: by shard and by connection, opened, watched and closed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from zmqps.core.worker.connections.link import Link, LinkCommons, ShardServer
 from zmqps.core.worker.connections.wire import WireSpeed
 from zmqps.errors import ConfigurationError, PeerLostError, ProtocolError, PSError, listed, printable
 
-#: Of the servers that cannot be reached so many are named.
+#: The most unreachable servers to name.
 MOST_UNREACHED = 4
 
 
@@ -35,22 +35,22 @@ class Links:
 
     @property
     def counts(self) -> Counter[str]:
-        """What the links have counted."""
+        """The links' counters."""
         return sum((link.counts for link in self.by_shard), Counter())
 
     @property
     def saved_nbytes(self) -> int:
-        """By how many bytes codecs have made less of what travelled, both ways."""
+        """The bytes saved by codecs, both ways."""
         return sum(link.packer.saved_nbytes for link in self.by_shard)
 
     @property
     def in_flight_nbytes(self) -> int:
-        """Bytes sent or asked for and not yet answered."""
+        """Bytes sent or requested and not yet answered."""
         return sum(link.in_flight.nbytes for link in self.by_shard)
 
     @property
     def wires(self) -> dict[int, WireSpeed]:
-        """What has been seen of the wire to each server, by its rank; to one with several shards the fastest."""
+        """The measured wire to each server, by its rank; to one with several shards the fastest."""
         found: dict[int, WireSpeed] = {}
         for link in self.by_shard:
             speed, known = link.wire.speed, found.get(link.server.rank)
@@ -59,7 +59,7 @@ class Links:
         return found
 
     def _slowest_wire(self) -> Mapping[str, Any]:
-        """Return what is known of the slowest of the wires that something is known of."""
+        """Return the slowest of the measured wires."""
         known = {rank: wire for rank, wire in self.wires.items() if wire.bytes_per_s}
         if not known:
             return {}
@@ -76,20 +76,20 @@ class Links:
         return actions
 
     def title_of(self, peer: Peer) -> str:
-        """Return how a server is called, by its connection; all others are the coordinator's."""
+        """Return a server's name, by its connection; all others are the coordinator's."""
         links = self.by_peer.get(peer)
         return links[0].server.title if links else "the coordinator"
 
     def of_answer(self, peer: Peer, request: int) -> Link | None:
-        """Return the link over which the request left that is answered; None if that was given up long ago."""
+        """Return the link of an answered request; None if it was given up before."""
         return next((link for link in self.by_peer.get(peer, ()) if link.awaits(request)), None)
 
     def of_proof(self, peer: Peer, proof: bytes) -> Link | None:
-        """Return the link that only this proof welcomes; None if a server shows another one."""
+        """Return the link that this proof welcomes; None if a server shows another one."""
         return next((link for link in self.by_peer.get(peer, ()) if same(proof, link.server.proof)), None)
 
     def connect(self, placement: Placement, wire: Mapping[str, Any], now: float) -> list[Action]:
-        """Open the links to the shards of a job, as they travel with its placement."""
+        """Open the links to the shards of a job, from its placement."""
         servers = wire.get("servers")
         if type(servers) is not list or len(servers) != placement.num_shards:
             raise ProtocolError("a job names one server a shard")
@@ -117,7 +117,7 @@ class Links:
         return [*first, *self._sort()]
 
     def _greet(self, server: Mapping[str, Any], now: float) -> tuple[ShardServer, list[Action]]:
-        """Say hello to a server, over the connection that there is, or a new one."""
+        """Send Hello to a server, over the existing connection or a new one."""
         endpoint = server["endpoint"]
         peer, was_open = self._connections.open(endpoint)
         hello = self._member.identity.hello(key_of(server["ticket"]), server["epoch"])
@@ -129,7 +129,7 @@ class Links:
         return greeted, handshake.beside([link.server.handshake for link in self.by_peer.get(peer, ())], now)
 
     def _sort(self) -> list[Action]:
-        """Sort the links by their connections, and close those that none of them goes over any more."""
+        """Group the links by their connections, and close connections without links."""
         self.by_peer = {}
         for link in self.by_shard:
             self.by_peer.setdefault(link.server.peer, []).append(link)
@@ -138,12 +138,12 @@ class Links:
 
     @property
     def lost_server(self) -> PSError | None:
-        """The error of a server that is lost, and with it a part of the job; None: all are there."""
+        """The error for a lost server with a part of the job; None: none is lost."""
         errors = (link.server.lost for link in self.by_shard)
         return next((e for e in errors if isinstance(e, PeerLostError) and e.role == "server"), None)
 
     def connected(self, peer: Peer, now: float) -> list[Action]:
-        """The connection to a server is there, perhaps again."""
+        """The connection to a server is open, perhaps again."""
         links = self.by_peer.get(peer, ())
         actions = [action for link in links for action in link.on_connected(now)]
         for link in links:
@@ -158,19 +158,19 @@ class Links:
         return []
 
     def part(self, reason: DepartureCause) -> list[Action]:
-        """Say goodbye to the servers that know us."""
+        """Say goodbye to the servers that have welcomed us."""
         servers = [link.server for link in self.by_shard]
         known = {server.peer for server in servers if server.handshake.welcome is not None and server.lost is None}
         self.forget_servers()
         return [Send(peer, Leave(reason)) for peer in self.by_peer if peer in known]
 
     def forget_servers(self) -> None:
-        """Wait for no server any more: who ends now is not missed."""
+        """Wait for no server any more: one that ends now is not missed."""
         for link in self.by_shard:
             link.server.handshake.stop()
 
     def looked(self, looked: Looked, now: float) -> list[Action]:
-        """Say why a server does not answer, here and to the coordinator."""
+        """Report why a server does not answer, here and to the coordinator."""
         news = [link for link in self.by_peer.get(looked.peer, ()) if link.server.handshake.looked(looked.why)]
         if not news:
             return []
@@ -180,11 +180,11 @@ class Links:
         return [Log("warning", f"cannot reach {server.title} for {silent_s:.0f} s: {why}")]
 
     def counters(self, now: float) -> Mapping[str, Any]:
-        """Return what the status shows: servers that cannot be reached, the slowest wire."""
+        """Return the status: unreachable servers, the slowest wire."""
         return {**self.unreached(now), **self._slowest_wire()}
 
     def unreached(self, now: float) -> Mapping[str, str]:
-        """Return the servers that cannot be reached, for how long and why."""
+        """Return the unreachable servers, with duration and reason."""
         servers = [link.server for link in self.by_shard]
         silent = [(each.title, each.handshake.silence(now), each.handshake.because) for each in servers]
         texts = [f"{title} for {s:.0f} s{because}" for title, s, because in silent if s >= LOOK_S or because]
@@ -192,7 +192,7 @@ class Links:
         return {"unreached": listed(texts, MOST_UNREACHED)} if texts else {}
 
     def validate(self) -> None:
-        """Assert that there are no connections but those of links, and that nothing of these is forgotten."""
+        """Assert that there are only the connections of links, without leftovers."""
         self._connections.validate(self.by_peer)
         self.commons.alarm.validate(link.next_deadline() for link in self.by_shard)
         for link in self.by_shard:
@@ -200,12 +200,12 @@ class Links:
 
 
 def _title(server: Mapping[str, Any]) -> str:
-    """Return how errors and logs call a server."""
+    """Return a server's name for errors and logs."""
     return printable(f"server {server['rank']} ({server['name']}, {server['endpoint'].partition(' ')[0]})")
 
 
 def _check(server: Any) -> None:
-    """Raise `ProtocolError` unless this names a server, and what is needed to talk to it about its shard."""
+    """Raise `ProtocolError` unless this names a server, with all that is needed to use its shard."""
     texts, numbers = ("name", "endpoint", "ticket", "proof"), ("rank", "epoch")
     if (
         type(server) is not dict

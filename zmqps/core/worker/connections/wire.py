@@ -1,4 +1,4 @@
-"""How fast the wire to one server is, as far as what travels over it shows, and how much may be on its way."""
+"""The speed of the wire to one server, as measured by its traffic, and how much may be in flight."""
 
 from __future__ import annotations
 
@@ -8,37 +8,37 @@ from dataclasses import dataclass
 from zmqps.core.node.handshake import Handshake
 from zmqps.core.protocol.limits import WINDOW_NBYTES
 
-#: Fewer bytes tell of round trips and of how busy the nodes are, not of the wire.
+#: Fewer bytes measure round trips and busy nodes, not the wire.
 SAMPLE_NBYTES = 256 << 10
-#: What has no more bytes takes about a round trip.
+#: A message with no more bytes takes about a round trip.
 SMALL_NBYTES = 16 << 10
-#: Where something is always on its way, so often its speed is noted.
+#: With permanent traffic, the speed is noted this often.
 PERIOD_S = 1.0
-#: What is left of it when all is answered tells of the wire if it is not too short: some answers come together.
+#: The rest, when all is answered, is used if it is not too short: some answers come together.
 LEAST_PERIOD_S = 0.25
-#: The fastest of so many last notes counts: they are all less than what the wire can carry, none is more.
+#: The fastest of this many last notes counts: each is less than the wire can carry, none is more.
 NUM_SAMPLES = 16
-#: Nodes do something else for so long at times; the wire is to be full meanwhile.
+#: Nodes may be busy for this long at times; the wire should be full meanwhile.
 BUSY_S = 0.02
-#: At least so many requests are on their way: one leaves, one travels, one is worked on, and its answer travels.
+#: At least this many requests are in flight: one is sent, one travels, one is processed, and its answer travels.
 NUM_REQUESTS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WireSpeed:
-    """What has been seen of the wire to one server; frozen, a copy.
+    """What was measured of the wire to one server; a frozen copy.
 
-    It is what pushes and pulls reached on it, with the work at both ends: at least so fast it is. Servers on this host
-    whose arrays do not travel over sockets are measured by the same clock, and look like a very fast wire.
+    It is the rate of pushes and pulls, with the work at both ends, so the wire is at least this fast. Servers on this
+    host whose arrays do not travel over sockets are measured in the same way, and look like a very fast wire.
 
     Attributes
     ----------
     out_bytes_per_s, in_bytes_per_s
-        Payload bytes to the server and back, encoded as they travel; 0 as long as too little has travelled to tell.
+        Encoded payload bytes to the server and back; 0 as long as there was too little traffic.
     round_trip_s
-        The shortest time from a request to its answer, what the server did in between included; 0 before the first.
+        The shortest time from a request to its answer, including the server's work; 0 before the first.
     window_nbytes
-        How many bytes of requests may be unanswered at a time, before they are encoded.
+        How many bytes of requests may be unanswered, before encoding.
     """
 
     out_bytes_per_s: float = 0.0
@@ -52,7 +52,7 @@ class WireSpeed:
         return self.out_bytes_per_s + self.in_bytes_per_s
 
     def counters(self) -> dict[str, float]:
-        """Return it as counters for the status, rounded to what it can tell."""
+        """Return counters for the status, rounded to their precision."""
         return {
             "wire_out_mb_s": round(self.out_bytes_per_s / 1e6, 1),
             "wire_in_mb_s": round(self.in_bytes_per_s / 1e6, 1),
@@ -64,34 +64,34 @@ class WireSpeed:
 class Wire:
     """Measures the wire to one server, without sending anything for it.
 
-    From a request that leaves when none is unanswered, until none is again, something is always on its way. Of this
-    time the first round trip carries nothing that counts; in the rest so many bytes were carried. Where the next
-    request waits for an answer this shows less than the wire can carry, so the fastest of several such times counts.
-    A window of twice what travels in a round trip therefore grows to what the wire can hold.
+    From a request sent when none is unanswered, until none is again, something is always in flight. The first round
+    trip of this time carries nothing that counts; in the rest this many bytes were carried. If the next request waits
+    for an answer this shows less than the wire can carry, so the fastest of several such times counts. So a window of
+    twice the bytes of a round trip grows to the capacity of the wire.
     """
 
     def __init__(self) -> None:
         self.round_trip_s = 0.0
-        self.window_nbytes = WINDOW_NBYTES  # for the request that was looked at last
+        self.window_nbytes = WINDOW_NBYTES  # for the last request
         self.sample_nbytes = SAMPLE_NBYTES
         self._samples = tuple(deque[float](maxlen=NUM_SAMPLES) for _ in range(3))
-        self._fastest = [0.0, 0.0, 0.0]  # bytes a second: out, in, and of requests before they are encoded
+        self._fastest = [0.0, 0.0, 0.0]  # bytes a second: out, in, and of requests before encoding
         self._carried = [0, 0, 0]
-        self.since: float | None = None  # something is on its way; None: nothing is
+        self.since: float | None = None  # something is in flight; None: nothing is
         self._is_first = False  # nothing has been answered since then
-        self._was_idle = False  # nothing was on its way before
-        self._latency_s = 0.0  # of this time nothing was carried
+        self._was_idle = False  # nothing was in flight before
+        self._latency_s = 0.0  # nothing was carried during this time
 
     @property
     def speed(self) -> WireSpeed:
-        """What has been seen."""
+        """The measurements."""
         out, back, _ = self._fastest
         return WireSpeed(
             out_bytes_per_s=out, in_bytes_per_s=back, round_trip_s=self.round_trip_s, window_nbytes=self.window_nbytes
         )
 
     def begins(self, now: float) -> None:
-        """A request leaves, and nothing that counts is unanswered."""
+        """A request is sent, and no other that counts is unanswered."""
         self.since = now
         self._is_first = self._was_idle = True
         self._carried = [0, 0, 0]
@@ -99,11 +99,11 @@ class Wire:
 
     def greeted(self, handshake: Handshake, now: float) -> None:
         """The server welcomes us; before `Handshake.on_welcome`."""
-        if handshake.welcome is None:  # it may have come before we heard that the connection is there
+        if handshake.welcome is None:  # it may have come before the event of the connection
             self.answered_within(now - handshake.said_at)
 
     def answered_within(self, seconds: float) -> None:
-        """Something was answered after so long, and no sooner for anything that was sent before it."""
+        """A request was answered after this long, and no earlier one sooner."""
         self.round_trip_s = min(seconds, self.round_trip_s or seconds)
 
     def answered(self, now: float, nbytes: tuple[int, int, int], *, is_last: bool) -> None:
@@ -117,7 +117,7 @@ class Wire:
             self._is_first = False
             if self.round_trip_s or nbytes[0] + nbytes[1] <= SMALL_NBYTES:
                 self.answered_within(seconds)
-            self._latency_s = min(self.round_trip_s, seconds / 2)  # what it carried is not to be subtracted
+            self._latency_s = min(self.round_trip_s, seconds / 2)  # its carried bytes must not be subtracted
         for way in range(3):
             self._carried[way] += nbytes[way]
         if is_last or seconds >= PERIOD_S:
@@ -127,7 +127,7 @@ class Wire:
             self._carried, self._latency_s = [0, 0, 0], 0.0
 
     def _note(self, seconds: float) -> None:
-        if seconds <= 0:  # a clock too coarse for it
+        if seconds <= 0:  # the clock is too coarse
             return
         for way, nbytes in enumerate(self._carried):
             if nbytes >= self.sample_nbytes:
@@ -136,7 +136,7 @@ class Wire:
                 self._fastest[way] = max(samples)
 
     def window(self, nbytes: int) -> int:
-        """Return how many bytes may be on their way together with a request of ``nbytes``."""
+        """Return how many bytes may be in flight together with a request of ``nbytes``."""
         fastest = self._fastest[2]
         if fastest and self.round_trip_s:
             needed = fastest * (2 * self.round_trip_s + BUSY_S)

@@ -1,1 +1,1 @@
-"""What a worker does when shards move, go back or are cut anew."""
+"""What a worker does when shards move, go back or are divided again."""

@@ -1,4 +1,4 @@
-"""Shards that move to another server: the worker follows, and brings again what only it has of the open step."""
+"""Shards that move to another server: the worker follows, and resends what only it has of the open step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from zmqps.errors import JobEndedError, JobError, PeerLostError, PSError, StaleE
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class ReplayGradients(Operation):
-    """Bring a part of a step's gradients again, on the session's own behalf: until it is there, or the step is over."""
+    """Resend a part of a step's gradients, as the session's own operation: until it is there, or the step is over."""
 
     shard: int
     revision: int
@@ -30,10 +30,10 @@ class ReplayGradients(Operation):
 
 
 class ShardMoves:
-    """Where the shards of one session's job have moved to.
+    """The moves of one session's shards.
 
-    Gradients of a synchronous step are kept by servers until it is committed, and a backup has none of them. So a
-    worker keeps what it has brought until it may proceed: as it is, where the user waits for that; else in copies.
+    Servers keep the gradients of a synchronous step until it is committed, and a backup has none of them. So a worker
+    keeps its gradients until it may proceed: in place, if the user waits for that; else as copies.
     """
 
     def __init__(self, session: SessionKernel) -> None:
@@ -42,16 +42,16 @@ class ShardMoves:
         self._links = session.links
         self._pace = session.transfers.pace
         self._kept: list[PushTransfer] = []  # complete pushes of steps that may be open
-        self._revisions: dict[int, int] = {}  # the newest that was told, by shard
+        self._revisions: dict[int, int] = {}  # the newest revision received, by shard
         self._bringing: dict[int, set[ReplayGradients]] = {}  # by shard
 
     def attached(self, attached: Attached, placement: Mapping[str, Any]) -> None:
-        """The job is another one."""
+        """The job has changed."""
         replicas = placement.get("replicas", 0)
         self.replicas = replicas if type(replicas) is int else 0
         hooks, mode = self._session.transfers.hooks, attached.job.mode if self.replicas else ""
         again = mode == "sync"
-        # else nobody says where a shard is whose server is lost
+        # else no message says where a lost server's shard is
         listen(hooks.excusing, _may_move, wanted=self.replicas > 0 or placement.get("falls_back") == 1)
         listen(hooks.starting, self._start, wanted=mode in ("sync", "ssp"))
         listen(hooks.pushed, self._keep, wanted=again)
@@ -60,17 +60,17 @@ class ShardMoves:
         self.recut()
 
     def recut(self) -> None:
-        """The job lies in other shards, which have not moved yet and have all of the steps before."""
+        """The job is divided into other shards, which have not moved yet and have all earlier steps."""
         self._revisions.clear()
         self._kept.clear()
         self._bringing.clear()
 
     def go_back(self) -> None:
-        """All shards are at an earlier step: nothing is to be brought again."""
+        """All shards are at an earlier step: nothing is to be resent."""
         self._kept.clear()
         self._bringing.clear()
 
-    # --- what is kept --------------------------------------------------------------------------
+    # --- kept gradients ------------------------------------------------------------------------
 
     def _start(self, transfer: AnyTransfer) -> None:
         if isinstance(transfer, PushTransfer):
@@ -90,7 +90,7 @@ class ShardMoves:
             self._kept = [push for push in self._kept if push.step >= self._pace.clock]
 
     def _is_needed(self, now: float) -> bool:
-        """Whether a step may need us until it is committed."""
+        """Whether a step may need our gradients until it is committed."""
         return self._pace.arrive is not None
 
     # --- moves ---------------------------------------------------------------------------------
@@ -107,12 +107,12 @@ class ShardMoves:
             link.promise()
             return [Log("warning", f"{link.server.title} was lost; its backup takes over")]
         if message.server.get("epoch") == link.server.epoch and not link.server.promised:
-            return self._followed(shard)  # told again, or the job was told with it
+            return self._followed(shard)  # repeated, or the job came with it
         actions = self._links.move(shard, message.server, now)
         again = self._again(shard, message.revision)
         self._bringing[shard] = {bring for bring, _ in again}
         for ended in [o for o in self._session.operations if isinstance(o, ReplayGradients) and o.shard == shard]:
-            actions += self._session.resolve(ended, None)  # on its way to where the shard was
+            actions += self._session.resolve(ended, None)  # in flight to the shard's earlier server
         actions += [Log("warning", f"shard {shard} is on {link.server.title} now"), *self._followed(shard)]
         for bring, push in again:
             bring.transfer, bring.started_at = push, now
@@ -123,7 +123,7 @@ class ShardMoves:
         return actions
 
     def _again(self, shard: int, revision: int) -> list[tuple[ReplayGradients, PushTransfer]]:
-        """Return the pushes of which a new server lacks what the old one has acknowledged."""
+        """Return the pushes that the old server has acknowledged and the new one lacks."""
         if self._pace.mode != "sync":
             return []
         link, again = self._links.by_shard[shard], list[tuple[ReplayGradients, PushTransfer]]()
@@ -141,13 +141,13 @@ class ShardMoves:
         return again
 
     def brought(self, bring: ReplayGradients, error: PSError | None) -> list[Action]:
-        """A part of a step's gradients has come to the new server; or could not, and the coordinator asks again."""
+        """A part of a step's gradients has reached the new server; or could not, and the coordinator will repeat it."""
         bringing = self._bringing.get(bring.shard, set())
         if bring not in bringing:
-            return []  # it has moved once more
+            return []  # it has moved again
         if error is not None:
             self._bringing.pop(bring.shard)
-            self._links.by_shard[bring.shard].promise()  # told again, it begins again
+            self._links.by_shard[bring.shard].promise()  # repeated, it starts again
             return []
         bringing.discard(bring)
         return self._followed(bring.shard)
@@ -160,19 +160,19 @@ class ShardMoves:
 
 
 def _like(push: PushTransfer, cargoes: tuple[tuple[Cargo, ...], ...], source: Source) -> PushTransfer:
-    """Return a push that brings the same to a step, or a part of it."""
+    """Return a push with the same gradients of a step, or a part of them."""
     return PushTransfer(
         cargoes=cargoes, source=source, examples=push.examples, step=push.step, attempt=push.attempt, terms=push.terms
     )
 
 
 def _as_sent(push: PushTransfer) -> Source:
-    """Return the source of a push that has sent it as it is, to do so again, whatever its worker would choose now."""
+    """Return the source of a push in its sent form, to repeat it in the same form."""
     return push.source if push.source.encoded is not None else replace(push.source, codec=RAW)
 
 
 def _copied(push: PushTransfer) -> Source:
-    """Return what a push has sent, apart from the user's arrays: as it was encoded, or plain."""
+    """Return a push's sent form, apart from the user's arrays: encoded, or plain."""
     encoded = dict(push.blobs or {})
     for cargo in (cargo for cargoes in push.cargoes for cargo in cargoes):
         if cargo not in encoded:
@@ -185,6 +185,6 @@ def _copied(push: PushTransfer) -> Source:
 
 
 def _may_move(error: PSError) -> bool:
-    """Whether what a server says of no request in particular is what one says that has lost its shard, or its place."""
+    """Whether an error without a request is that of a server that has lost its shard, or its leadership."""
     lost = isinstance(error, PeerLostError) and error.role == "coordinator"
     return lost or isinstance(error, StaleEpochError | JobEndedError) or type(error) is JobError

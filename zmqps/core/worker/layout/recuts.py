@@ -1,4 +1,4 @@
-"""Shards that are cut anew: the worker plans what it moves again, and goes by the new shards."""
+"""Shards that are divided again: the worker plans its transfers again, for the new shards."""
 
 from __future__ import annotations
 
@@ -24,36 +24,36 @@ from zmqps.core.worker.rows import NO_IDS, RowCargo, RowParts, RowSource, RowTar
 from zmqps.core.worker.session import SessionKernel
 from zmqps.core.worker.transfer import AnyTransfer, Cargo, PushTransfer, Source, in_order, plan
 
-#: Plans that are kept, of transfers that were planned for the shards before.
+#: Cached plans, of transfers planned for the earlier shards.
 MAX_PLANS = 64
 
 Plan = tuple[tuple[Cargo, ...], ...]
 
 
 class SessionRecuts:
-    """What one session does about shards that are cut anew."""
+    """What one session does when shards are divided again."""
 
     def __init__(self, session: SessionKernel, moves: ShardMoves, rollbacks: Rollbacks) -> None:
         self._session = session
         self._links = session.links
         self._moves = moves
         self._rollbacks = rollbacks
-        self._revision = 0  # of the last one
+        self._revision = 0  # of the last division
         self._plans: dict[frozenset[int], Plan] = {}
 
     def attached(self, attached: Attached, placement: Mapping[str, Any]) -> None:
-        """The job is another one."""
+        """The job has changed."""
         revision = placement.get("cut", 0)
         self._revision = revision if type(revision) is int else 0
         listen(self._session.transfers.hooks.starting, self.adapt, wanted=False)
         self._plans.clear()
 
-    # --- what the coordinator says -------------------------------------------------------------
+    # --- messages of the coordinator -----------------------------------------------------------
 
     def take(self, message: Recut, now: float) -> list[Action]:
-        """Go by the new shards, and begin anew what is under way.
+        """Use the new shards, and restart pending operations.
 
-        No push is: workers have none when shards are cut. One that had gone on by itself since was refused everywhere.
+        None of them is a push: workers have none when shards are divided. One that resumed by itself since was refused.
         """
         session, attached = self._session, self._session.attached
         if attached is None or message.epoch != attached.epoch or message.revision < self._revision:
@@ -93,7 +93,7 @@ class SessionRecuts:
                 link.enqueue(transfer, cargoes)
 
     def _fetch_missing(self, transfer: AnyTransfer) -> None:
-        """Ask again for the parameters that the caller was not told are there, and no others."""
+        """Request again the parameters that the caller does not have yet, and no others."""
         target, attached = transfer.target, self._session.attached
         assert target is not None
         assert target.missing is not None
@@ -105,10 +105,10 @@ class SessionRecuts:
         target.forget([c for c in target.versions if not some.isdisjoint(extent.parameter for extent in c.extents)])
         transfer.cargoes = in_order(self._plan(frozenset(wanted)), wanted)
 
-    # --- what was planned for other shards -----------------------------------------------------
+    # --- plans for other shards ----------------------------------------------------------------
 
     def adapt(self, transfer: AnyTransfer) -> None:
-        """Plan a transfer again if it was planned for the shards before."""
+        """Plan a transfer again if it was planned for the earlier shards."""
         attached = self._session.attached
         if attached is None:
             return
@@ -146,7 +146,7 @@ def _is_in(placement: Placement, slice_: Slice) -> bool:
 
 
 def _inherit(before: Sequence[Link], old: Placement, after: Sequence[Link], new: Placement) -> None:
-    """Let links know what those before knew of the same elements: versions, and what lossy codecs have not sent yet."""
+    """Copy to links what the earlier ones knew of the same elements: versions, and residuals of lossy codecs."""
     there = Lookup(
         [
             (slice_, (link.versions[slice_.index], link.packer.left_out.get(slice_.index)))
@@ -168,7 +168,7 @@ def _inherit(before: Sequence[Link], old: Placement, after: Sequence[Link], new:
 
 
 def _decoded(source: Source, attached: Attached) -> Source:
-    """Return gradients that are encoded already as arrays, to be sent as they are: they lie in other slices."""
+    """Return encoded gradients as arrays, to be sent raw: they are in other slices now."""
     assert source.encoded is not None
     flat: list[Array | None] = [None] * len(attached.job.parameters)
     for cargo, (spec, blob) in source.encoded.items():
@@ -186,9 +186,9 @@ def _decoded(source: Source, attached: Attached) -> Source:
 
 
 def plan_rows_again(transfer: AnyTransfer, placement: Placement, *, everywhere: bool) -> None:
-    """Plan a transfer of rows, of which nothing has been carried out, for other shards; see `RowParts.cargoes`.
+    """Plan a transfer of rows, of which nothing has been done, for other shards; see `RowParts.cargoes`.
 
-    A scan comes to ask any shard: places are others now, and what goes through all of them begins again.
+    A scan asks any shard: places have changed, and every scan of them restarts.
     """
     cargoes = [cargo for row in transfer.cargoes for cargo in row if isinstance(cargo, RowCargo)]
     parts = RowParts(placement, cargoes[0].slice.table)
@@ -210,5 +210,5 @@ def plan_rows_again(transfer: AnyTransfer, placement: Placement, *, everywhere: 
 
 
 def _ids_in_order(some: Iterable[tuple[int, Array]]) -> Array:
-    """Return ids by their numbers, from 0; each comes with the number of the first."""
+    """Return ids by their numbers, from 0; each with the number of the first."""
     return np.concatenate([NO_IDS, *(ids for _, ids in sorted(some, key=lambda pair: pair[0]))])

@@ -1,8 +1,8 @@
-"""Shards that go back to a checkpoint: the worker goes back with them, and says what is lost by that.
+"""Shards that go back to a checkpoint: the worker goes back with them, and reports the loss.
 
-Where each push is applied on arrival, what was not acknowledged is sent again, and the rest of a shard's pushes since
-the checkpoint is lost. Where a step is one for all, nothing that was begun before counts: pulls are asked for again,
-and gradients of values that are gone are dropped as those of a step that is over.
+If each push is applied on arrival, unacknowledged pushes are resent, and a shard's other pushes since the checkpoint
+are lost. If a step is one for all, nothing begun before counts: pulls are repeated, and gradients of lost values are
+dropped like those of a past step.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class Rollback:
     version : int
         The clock of the checkpoint: steps in the synchronous mode, where `Params.version` goes back to it.
     shards : tuple of int
-        Which parts have gone back: all of them in the synchronous mode, else those that were lost.
+        The parts that have gone back: all of them in synchronous mode, else the lost ones.
     lost : int
-        Synchronous: how many steps are gone. Otherwise: how many of this worker's pushes that were acknowledged.
+        Synchronous: the number of lost steps. Otherwise: how many of this worker's acknowledged pushes are lost.
     state : mapping
-        What was saved with the checkpoint: ``worker.checkpoint(state=…)``.
+        The state saved with the checkpoint: ``worker.checkpoint(state=…)``.
     path : str
         Of the checkpoint.
     """
@@ -50,10 +50,10 @@ class Rollback:
 
 
 class Rollbacks:
-    """What one session does about shards that go back."""
+    """What one session does when shards go back."""
 
     def __init__(self, session: SessionKernel, moves: ShardMoves) -> None:
-        self.stale_values = False  # since the job has gone back: the next gradients are of values that are gone
+        self.stale_values = False  # since the job has gone back: the next gradients are of lost values
         self.has_range = False  # of a data set
         self.has_stale_range = False  # since then, likewise
         self._session = session
@@ -61,13 +61,13 @@ class Rollbacks:
         self._moves = moves
         self._sent: defaultdict[int, Sent] = defaultdict(Sent)  # by shard
         self._revisions: dict[int, int] = {}  # by shard: the newest message about it
-        self._awaited: dict[int, GoBack] = {}  # by shard: what its new server is yet to say of our pushes
-        self._lost: dict[int, int] = {}  # by revision: pushes that are lost, as far as it is known
-        self._floor = 0  # all messages up to this revision are of shards that there are no more
-        self._is_told = True  # where the servers are that we talk to was told together with the clock
+        self._awaited: dict[int, GoBack] = {}  # by shard: its new server has yet to report our pushes
+        self._lost: dict[int, int] = {}  # by revision: lost pushes, as far as known
+        self._floor = 0  # messages up to this revision are of retired shards
+        self._is_told = True  # the addresses of our servers came together with the clock
 
     def attached(self, attached: Attached, placement: Mapping[str, Any]) -> None:
-        """The job is another one."""
+        """The job has changed."""
         commons, counts = self._session.links.commons, placement.get("falls_back") == 1
         listen(commons.sending, self._sending, wanted=counts)
         listen(commons.voiding, self._voiding, wanted=counts)
@@ -76,7 +76,7 @@ class Rollbacks:
         self._clear()
 
     def recut(self, revision: int) -> None:
-        """The job lies in other shards, from a revision on."""
+        """The job is divided into other shards, from a revision on."""
         self._floor, self._is_told = revision, False
         self._clear()
 
@@ -86,7 +86,7 @@ class Rollbacks:
         self._lost.clear()
         self._sent.clear()
 
-    # --- what is sent --------------------------------------------------------------------------
+    # --- sent pushes ---------------------------------------------------------------------------
 
     def _sending(self, link: Link, request: Request) -> None:
         sent = self._sent[link.shard]
@@ -102,7 +102,7 @@ class Rollbacks:
     def _moving(self, link: Link) -> None:
         self._sent[link.shard].mark(request.seq for request in link.in_flight.values())
 
-    # --- what the coordinator says -------------------------------------------------------------
+    # --- messages of the coordinator -----------------------------------------------------------
 
     def take(self, message: GoBack, now: float) -> list[Action]:
         """Shards go back, or have."""
@@ -126,7 +126,7 @@ class Rollbacks:
             row.get("epoch") == links[shard].server.epoch for shard, row in zip(shards, rows, strict=True)
         ):
             awaited = any(self._awaited.get(shard) == message for shard in shards)
-            return [] if awaited else self._confirm(message, self._lost.get(message.revision, 0))  # told again
+            return [] if awaited else self._confirm(message, self._lost.get(message.revision, 0))  # repeated
         self._revisions |= dict.fromkeys(shards, message.revision)
         self._lost = {revision: lost for revision, lost in self._lost.items() if revision in self._revisions.values()}
         if self._pace.mode == "sync":
@@ -141,7 +141,7 @@ class Rollbacks:
         return [Send(COORDINATOR, Followed(self._session.epoch, message.revision, lost))]
 
     def _done(self, message: GoBack, restored: Restored, lost: int) -> list[Action]:
-        """Tell the user, and the coordinator."""
+        """Inform the user, and the coordinator."""
         self._lost[message.revision] = lost
         event = Rollback(
             version=message.version, shards=tuple(message.shards), lost=lost, state=restored.state, path=restored.path
@@ -153,10 +153,10 @@ class Rollbacks:
         )
         return [Log("warning", f"{text}: {what} lost"), Notify(event), *self._confirm(message, lost)]
 
-    # --- where each push is applied on arrival -------------------------------------------------
+    # --- if each push is applied on arrival ----------------------------------------------------
 
     def recalled(self, peer: Peer, links: Iterable[Link], message: Recalled, now: float) -> list[Action]:
-        """A server says what it knows of our pushes."""
+        """A server reports which of our pushes it has."""
         actions: list[Action] = []
         for link in links:
             if link.server.epoch != message.epoch or (told := self._awaited.pop(link.shard, None)) is None:
@@ -168,10 +168,10 @@ class Rollbacks:
                 actions += self._done(told, restored, lost)
         return actions
 
-    # --- where a step is one for all -----------------------------------------------------------
+    # --- if a step is one for all --------------------------------------------------------------
 
     def _all(self, message: GoBack, rows: list[Any], restored: Restored, now: float) -> list[Action]:
-        """Everything goes back: nothing that was begun before counts."""
+        """Everything goes back: nothing begun before counts."""
         host, pace, transfers = self._session, self._pace, self._session.transfers
         listen(transfers.hooks.dropping, self.drops)
         listen(transfers.hooks.starting, self._reads)
@@ -224,14 +224,14 @@ class Rollbacks:
         return [*recalled, *self._done(message, restored, message.lost), *actions]
 
     def _gone(self, operation: Operation, version: int) -> int | None:
-        """Return the version that an operation is to read if it is none any more, and not there before we go on."""
+        """Return the version that an operation reads if it is lost, and will not exist before we proceed."""
         pull = operation.pull if isinstance(operation, Exchange) else None
         if pull is None or not pull.exact or pull.target.missing is not None:
             return None
         return pull.version if version < pull.version <= self._pace.clock else None
 
     def _again(self, pull: PullTransfer) -> None:
-        """Ask for all of a pull again, of the version that there is now."""
+        """Request all of a pull again, of the present version."""
         target = pull.target
         if not pull.exact or target.missing is not None:
             pull.version, self.stale_values = self._pace.version, False
@@ -243,21 +243,21 @@ class Rollbacks:
                     sizes[extent.parameter] += extent.stop - extent.start
             handed_out = [number for number, missing in target.missing.items() if not missing and sizes[number]]
             target.missing |= {number: sizes[number] for number in sizes if number not in handed_out}
-            self.stale_values = bool(handed_out)  # what is computed from both must not count
+            self.stale_values = bool(handed_out)  # results computed from both must not count
         for link, cargoes in zip(self._session.links.by_shard, pull.cargoes, strict=True):
             if cargoes:
                 link.enqueue(pull, cargoes)
 
     def drops(self, operation: Exchange | Advance) -> bool:
-        """Drop the gradients of an operation that are of values, or examples, that are gone; return whether it is over.
+        """Drop an operation's gradients of lost values or examples; return whether that completes it.
 
-        Those of one step at most.
+        At most those of one step.
         """
         if not (self.stale_values or self.has_stale_range):
             return False
         if isinstance(operation, Advance):
             self._dropped()
-            return True  # it was to end the step that is gone
+            return True  # it was to end the lost step
         push = operation.push
         if push is None or push.done:
             return False
@@ -271,14 +271,14 @@ class Rollbacks:
         self.has_range, self.has_stale_range = some, False
 
     def _dropped(self) -> None:
-        """Those to come are of other values, and examples."""
+        """The next gradients are of new values, and examples."""
         self.stale_values = self.has_stale_range = False
         self._session.transfers.counts["dropped"] += 1
 
     def _reads(self, transfer: AnyTransfer) -> None:
         if self.stale_values and isinstance(transfer, PullTransfer):
             self.stale_values = False
-            transfer.version = transfer.version if transfer.exact else 0  # what it asked for, it knew from before
+            transfer.version = transfer.version if transfer.exact else 0  # it had learned the requested version before
 
 
 def _pushes(number: int) -> str:

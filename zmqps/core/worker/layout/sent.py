@@ -1,4 +1,4 @@
-"""What one worker has pushed to one shard: how many of its pushes a checkpoint lacks, without keeping each of them."""
+"""One worker's pushes to one shard: how many of them a checkpoint lacks, without storing each one."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
-#: Pushes of as many messages each, one after the other, take one entry. Of more entries the oldest become one.
+#: Consecutive pushes of equally many messages take one entry. Beyond this many entries the oldest are merged.
 MAX_RUNS = 1024
-#: Pushes that are kept one by one.
+#: Pushes stored one by one.
 MAX_HEADS = 1024
 #: Messages that were refused, or given up, and so were never acknowledged.
 MAX_VOID = 4096
@@ -17,35 +17,35 @@ MAX_VOID = 4096
 
 @dataclass(slots=True)
 class _Run:
-    """Pushes one after the other, of as many messages each; or nearly, where runs had to become one."""
+    """Consecutive pushes of equally many messages each; or nearly, if runs were merged."""
 
     first: int
-    stop: int  # behind the last message
+    stop: int  # after the last message
     count: int
 
     def start(self, number: int) -> int:
-        """Return the first message of a push, or of what follows the last one."""
+        """Return the first message of a push, or the one after the last push."""
         return self.first + (self.stop - self.first) * number // self.count
 
 
 class Sent:
-    """The pushes that left for one shard, by the numbers of their messages.
+    """The pushes sent to one shard, by the numbers of their messages.
 
-    The messages of a push leave one behind the other. A training loop pushes the same again and again, so there are few
-    runs, however long it trains.
+    The messages of a push are consecutive. A training loop repeats the same push, so there are few runs, however long
+    it trains.
     """
 
     def __init__(self) -> None:
         self.next_seq = 1  # the number of the next message
-        #: The first messages of the last pushes, as they leave; whoever adds one calls `fold` at `MAX_HEADS`.
+        #: The first messages of the last pushes, as sent; code that adds one calls `fold` at `MAX_HEADS`.
         self.heads: list[int] = []
         self._runs: deque[_Run] = deque()
         self._void: dict[int, None] = {}
-        self._behind = 0  # the first message that leaves for the server that there is now
+        self._behind = 0  # the first message to the present server
         self._unanswered: set[int] = set()  # of those before it
 
     def fold(self, *, whole: bool = False) -> None:
-        """Keep pushes as runs; ``whole``: the last one, too, for all of its messages have left."""
+        """Store pushes as runs; ``whole``: the last one, too, because all of its messages were sent."""
         heads = [*self.heads, self.next_seq] if whole else self.heads
         for first, following in pairwise(heads):
             _append(self._runs, _Run(first, following, 1))
@@ -54,25 +54,25 @@ class Sent:
             self._merge()
 
     def _merge(self) -> None:
-        """Keep the oldest two runs as one, whose pushes have no sizes of their own any more."""
+        """Merge the oldest two runs, whose pushes then have no separate sizes."""
         one, two = self._runs.popleft(), self._runs.popleft()
         self._runs.appendleft(_Run(one.first, two.stop, one.count + two.count))
 
     def void(self, seq: int) -> None:
-        """A message was refused, or given up: nobody was told that it was applied."""
+        """A message was refused, or given up: it was not acknowledged."""
         self._void[seq] = None
         if len(self._void) > MAX_VOID:
             del self._void[next(iter(self._void))]
 
     def mark(self, unanswered: Iterable[int]) -> None:
-        """Another server is to know all that has left but for what is not answered and sent again."""
+        """Another server must know all sent messages except those that are unanswered and resent."""
         self._behind, self._unanswered = self.next_seq, set(unanswered)
 
     def lose(self, floor: int, applied: Collection[int]) -> int:
-        """Return how many pushes were acknowledged that the new server does not know, in all or in part.
+        """Return how many acknowledged pushes the new server does not know, completely or in part.
 
-        It knows all messages up to ``floor``, and those ``applied``. Pushes that are lost are forgotten: if the shard
-        is lost once more, they are lost already.
+        It knows all messages up to ``floor``, and those ``applied``. Lost pushes are forgotten: they are counted only
+        once, even if the shard is lost again.
         """
         self.fold(whole=True)
         known = {*applied, *self._unanswered, *self._void}
