@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from zmqps.client.tensors import copy_finite
+from zmqps.client.tensors import LOOKED_AT, copy_finite
 from zmqps.core.job.keyspace import KeySpace
 from zmqps.core.job.spec import Parameter
 from zmqps.core.protocol.arrays import Array
@@ -76,8 +76,6 @@ class GradientBuffers:
 
 #: Below this a push is copied to the connection faster than its memory is looked up.
 STAGED_NBYTES = 1 << 20
-#: What the loop that copies can look at.
-STAGED_DTYPES = frozenset((np.dtype(np.float32), np.dtype(np.float64)))
 
 
 class Staging:
@@ -101,7 +99,7 @@ class Staging:
         trained = [parameter for parameter in parameters if not parameter.buffer]
         nbytes = sum(parameter.size * parameter.storage_dtype.itemsize for parameter in trained)
         #: Whether pushes of this job are worth it.
-        self.suits = nbytes >= STAGED_NBYTES and all(p.storage_dtype in STAGED_DTYPES for p in trained)
+        self.suits = nbytes >= STAGED_NBYTES and all(p.storage_dtype in LOOKED_AT for p in trained)
         self._parameters, self._empty, self._part = parameters, empty, part
         self._buffers: GradientBuffers | None = None
         self._taken = threading.Lock()
