@@ -165,6 +165,20 @@ def test_without_memory_for_it_all_is_the_same(
     assert staged == [False]
 
 
+@pytest.mark.processes
+def test_with_little_memory_left_none_is_taken(
+    cluster: Cluster, staged: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inplace, "available_nbytes", lambda: 4 << 20)
+    with zmqps.connect(cluster.address) as worker:
+        start(worker)
+        for _ in range(2):
+            worker.push(values(1))
+        assert same(worker.pull(), less(values(0), 1, 1))
+        assert worker.statistics().shared_bytes == 0
+    assert staged == [False], "it is asked once"
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("size", [0, 1, 63, 64, 65, 1000, 300_001])
 def test_a_copy_tells_what_is_not_finite_wherever_it_is(dtype: Any, size: int) -> None:

@@ -13,6 +13,7 @@ from zmqps.client.tensors import LOOKED_AT, copy_finite
 from zmqps.core.job.keyspace import KeySpace
 from zmqps.core.job.spec import Parameter
 from zmqps.core.protocol.arrays import Array
+from zmqps.net.system.available import available_nbytes
 
 
 class GradientBuffers:
@@ -76,6 +77,8 @@ class GradientBuffers:
 
 #: Below this a push is copied to the connection faster than its memory is looked up.
 STAGED_NBYTES = 1 << 20
+#: The part of the memory that is left which staging takes at most: pages that are not there end a process.
+MOST_OF_MEMORY = 0.25
 
 
 class Staging:
@@ -97,10 +100,10 @@ class Staging:
         part: Callable[[Array], None],
     ) -> None:
         trained = [parameter for parameter in parameters if not parameter.buffer]
-        nbytes = sum(parameter.size * parameter.storage_dtype.itemsize for parameter in trained)
+        self._nbytes = sum(parameter.size * parameter.storage_dtype.itemsize for parameter in trained)
         #: Whether pushes of this job are worth it.
-        self.suits = nbytes >= STAGED_NBYTES and all(p.storage_dtype in LOOKED_AT for p in trained)
-        self._parameters, self._empty, self._part = parameters, empty, part
+        self.suits = self._nbytes >= STAGED_NBYTES and all(p.storage_dtype in LOOKED_AT for p in trained)
+        self._parameters, self._empty, self._part, self._number = parameters, empty, part, len(trained)
         self._buffers: GradientBuffers | None = None
         self._taken = threading.Lock()
 
@@ -108,14 +111,17 @@ class Staging:
         """Copy gradients, by parameter number, until `give_back`.
 
         None where they are not all of them, not of the job's dtypes, contiguous and finite; while another push is here;
-        and where there is no memory for them.
+        and where there is little memory for them, which is asked for once.
         """
-        if not self._taken.acquire(blocking=False):
+        if len(plain) != self._number or not self._taken.acquire(blocking=False):
             return None
         staged = None
         try:
             with suppress(MemoryError, OSError):
                 if self._buffers is None:
+                    self.suits = self._nbytes <= MOST_OF_MEMORY * available_nbytes()
+                    if not self.suits:
+                        return None
                     self._buffers = GradientBuffers(self._parameters, self._empty, self._part)
                 staged = self._fill(self._buffers, plain)
         finally:
@@ -124,8 +130,6 @@ class Staging:
         return staged
 
     def _fill(self, buffers: GradientBuffers, plain: Mapping[int, Array]) -> GradientBuffers | None:
-        if len(plain) != len(buffers.flat):
-            return None
         pairs = []
         for number, target in buffers.flat.items():
             source = plain.get(number)
