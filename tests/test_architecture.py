@@ -73,7 +73,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "core/server core/coordinator net net/lane gpu trace metrics page sinks",
         "keys": "errors checks core/protocol net nodes",
         "launch": "errors files checks logs core/protocol core/coordinator net gpu trace metrics nodes keys",
-        "doctor": "errors files core/protocol gpu net nodes",
+        "doctor": "errors files core/protocol gpu net",
         "top": "errors files nodes",
     },
     "Public: what scripts and users type": {
@@ -224,6 +224,7 @@ ONLY_IN = {
         "zmqps/launch/processes.py",
         "zmqps/net/system/ports.py",
         "zmqps/net/system/addresses.py",  # the interfaces of this host
+        "zmqps/net/system/available.py",
         "zmqps/nodes/host.py",
         "zmqps/doctor/host.py",
     },

@@ -24,6 +24,10 @@ def prefetch(array: Any, row: Any) -> None:
     """Ask for a row of an array, or for an element, that is needed soon; does nothing where nothing is compiled."""
 
 
+def prefetch_to_write(array: Any, element: Any) -> None:
+    """Ask for an element of an array that is written to soon; the element may lie behind the array's end."""
+
+
 def compiled(loop: Callable[..., Any], signature: Any) -> Callable[..., Any]:
     """Compile a loop for one signature, or load it from disk; only compile it where no directory can be written.
 
@@ -92,22 +96,25 @@ def _teach_prefetch() -> None:
     ir = cgutils.ir  # type: ignore[attr-defined]
     number, pointer = ir.IntType(32), ir.IntType(8).as_pointer()
 
-    def line(context: Any, array: Any, row: Any, element: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            found = context.make_array(signature.args[0])(context, builder, arguments[0])
-            strides = cgutils.unpack_tuple(builder, found.strides)  # type: ignore[no-untyped-call]
-            offset = builder.mul(arguments[1], strides[0])
-            if len(strides) == 2:
-                offset = builder.add(offset, builder.mul(arguments[2], strides[1]))
-            kind = ir.FunctionType(ir.VoidType(), [pointer, number, number, number])
-            instruction = builder.module.declare_intrinsic("llvm.prefetch", [pointer], kind)
-            place = builder.gep(builder.bitcast(found.data, pointer), [offset])
-            builder.call(instruction, [place, number(0), number(3), number(1)])  # to read, into all caches, data
-            return context.get_dummy_value()
+    def asking(writes: int) -> Any:
+        def line(context: Any, array: Any, row: Any, element: Any) -> Any:
+            def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+                found = context.make_array(signature.args[0])(context, builder, arguments[0])
+                strides = cgutils.unpack_tuple(builder, found.strides)  # type: ignore[no-untyped-call]
+                offset = builder.mul(arguments[1], strides[0])
+                if len(strides) == 2:
+                    offset = builder.add(offset, builder.mul(arguments[2], strides[1]))
+                kind = ir.FunctionType(ir.VoidType(), [pointer, number, number, number])
+                instruction = builder.module.declare_intrinsic("llvm.prefetch", [pointer], kind)
+                place = builder.gep(builder.bitcast(found.data, pointer), [offset])
+                builder.call(instruction, [place, number(writes), number(3), number(1)])  # into all caches, data
+                return context.get_dummy_value()
 
-        return types.void(array, types.int64, types.int64), generate
+            return types.void(array, types.int64, types.int64), generate
 
-    load_line: Any = intrinsic(line)
+        return intrinsic(line)
+
+    load_line, own_line = asking(writes=0), asking(writes=1)
 
     @overload(prefetch)
     def compile_prefetch(array: Any, row: Any) -> Any:
@@ -119,3 +126,10 @@ def _teach_prefetch() -> None:
             load_line(array, row, 0)
 
         return of_rows if array.ndim == 2 else of_elements
+
+    @overload(prefetch_to_write)
+    def compile_prefetch_to_write(array: Any, element: Any) -> Any:
+        def of_elements(array: Any, element: Any) -> None:
+            own_line(array, element, 0)
+
+        return of_elements

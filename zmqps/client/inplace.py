@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
+from zmqps.client.tensors import LOOKED_AT, copy_finite
 from zmqps.core.job.keyspace import KeySpace
 from zmqps.core.job.spec import Parameter
 from zmqps.core.protocol.arrays import Array
+from zmqps.net.system.available import available_nbytes
 
 
 class GradientBuffers:
@@ -69,3 +73,75 @@ class GradientBuffers:
             and (not own.size or array.__array_interface__["data"] == own.__array_interface__["data"])
             for number, own in self.flat.items()
         )
+
+
+#: Below this a push is copied to the connection faster than its memory is looked up.
+STAGED_NBYTES = 1 << 20
+#: The part of the memory that is left which staging takes at most: pages that are not there end a process.
+MOST_OF_MEMORY = 0.25
+
+
+class Staging:
+    """Memory that servers on this host read, where the gradients of one push at a time are copied, and checked.
+
+    So a push is copied once, by no more than two threads, and none of it leaves unless all of it is finite. A caller
+    may write to its arrays again as soon as the call returns, however that ends.
+
+    Parameters
+    ----------
+    parameters, empty, part
+        As of `GradientBuffers`.
+    """
+
+    def __init__(
+        self,
+        parameters: tuple[Parameter, ...],
+        empty: Callable[[int, np.dtype[Any]], Array],
+        part: Callable[[Array], None],
+    ) -> None:
+        trained = [parameter for parameter in parameters if not parameter.buffer]
+        self._nbytes = sum(parameter.size * parameter.storage_dtype.itemsize for parameter in trained)
+        #: Whether pushes of this job are worth it.
+        self.suits = self._nbytes >= STAGED_NBYTES and all(p.storage_dtype in LOOKED_AT for p in trained)
+        self._parameters, self._empty, self._part, self._number = parameters, empty, part, len(trained)
+        self._buffers: GradientBuffers | None = None
+        self._taken = threading.Lock()
+
+    def take(self, plain: Mapping[int, Array]) -> GradientBuffers | None:
+        """Copy gradients, by parameter number, until `give_back`.
+
+        None where they are not all of them, not of the job's dtypes, contiguous and finite; while another push is here;
+        and where there is little memory for them, which is asked for once.
+        """
+        if len(plain) != self._number or not self._taken.acquire(blocking=False):
+            return None
+        staged = None
+        try:
+            with suppress(MemoryError, OSError):
+                if self._buffers is None:
+                    self.suits = self._nbytes <= MOST_OF_MEMORY * available_nbytes()
+                    if not self.suits:
+                        return None
+                    self._buffers = GradientBuffers(self._parameters, self._empty, self._part)
+                staged = self._fill(self._buffers, plain)
+        finally:
+            if staged is None:
+                self._taken.release()
+        return staged
+
+    def _fill(self, buffers: GradientBuffers, plain: Mapping[int, Array]) -> GradientBuffers | None:
+        pairs = []
+        for number, target in buffers.flat.items():
+            source = plain.get(number)
+            if source is None or source.dtype != target.dtype or not source.flags.c_contiguous:
+                return None
+            pairs.append((target, source.reshape(-1)))
+        return buffers if copy_finite(pairs) else None
+
+    def give_back(self, *, is_read: bool) -> None:
+        """The push is over; ``is_read``: servers may still read its gradients, so the next one is copied elsewhere."""
+        if is_read and self._buffers is not None:
+            with suppress(OSError):  # they read memory that nobody writes to any more
+                self._buffers.part()
+            self._buffers = None
+        self._taken.release()

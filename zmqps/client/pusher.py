@@ -70,8 +70,15 @@ class Pusher(Puller):
             modify the arrays, or mixed values may arrive.
         """
         refuse_in_callback()
-        push, _ = (self._requests or self._job(timeout)).push(grads, examples, codec, atomic=atomic, step=step)
-        self._complete(Exchange(push=push), timeout)
+        requests = self._requests or self._job(timeout)
+        staged, is_read = requests.stage(grads, codec), True
+        try:
+            push, _ = requests.push(grads, examples, codec, atomic=atomic, step=step, staged=staged)
+            self._complete(Exchange(push=push), timeout)
+            is_read = False
+        finally:
+            if staged is not None:
+                requests.staging.give_back(is_read=is_read)
 
     def push_async(
         self,
@@ -106,18 +113,24 @@ class Pusher(Puller):
         """
         refuse_in_callback()
         requests = self._requests or self._job(timeout)
-        push, pull, result = requests.push_pull(grads, out, examples, codec, pull_codec, copy, step)
-        lent = requests.lend(push, pull) if push.source.in_place else None
+        staged, is_read, is_lent = requests.stage(grads, codec), True, False
         try:
+            push, pull, result = requests.push_pull(grads, out, examples, codec, pull_codec, copy, step, staged)
+            is_lent = bool(push.source.in_place) and requests.lend(push, pull)
             params: Params = self._complete(Exchange(push=push, pull=pull), timeout, result)
+            is_read = False
             return params
         except BaseException as error:
-            if lent is not None:  # servers may still read them, and the caller may write there from now on
+            # servers may still read them, and the caller may write there from now on
+            if is_lent and staged is None and requests.buffers is not None:
                 try:
-                    lent.part()
+                    requests.buffers.part()
                 except OSError as why:
                     error.add_note(f"servers may still read gradient_buffers: leave them alone ({why})")
             raise
+        finally:
+            if staged is not None:
+                requests.staging.give_back(is_read=is_read)
 
     def push_pull_async(
         self,

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from zmqps import checks
-from zmqps.client.inplace import GradientBuffers
+from zmqps.client.inplace import GradientBuffers, Staging
 from zmqps.client.naming import check_names
 from zmqps.client.small import SmallTensors, are_writeable
 from zmqps.client.sparse.rows import RowRequests
-from zmqps.client.tensors import Destination, Tables, flatten, look, plain_ones
+from zmqps.client.tensors import Destination, Tables, copy_ahead, flatten, look, plain_ones
 from zmqps.codecs import Codec
 from zmqps.core.job.keyspace import Placement
 from zmqps.core.job.norms import scale_to, squares
@@ -106,6 +106,7 @@ class Requests:
         self._trained -= self._set_only
         self._encoder = Encoder(self.job, handover, watched_coding())
         self._empty, self._part = empty, part
+        self.staging = Staging(self.job.parameters, empty, part)
         self._in_place = in_place
         self.buffers = buffers if buffers is not None and buffers.parameters == self.job.parameters else None
 
@@ -198,6 +199,18 @@ class Requests:
         pull.target.missing = {number: parameters[number].size for number in numbers}
         return pull, {number: out[parameters[number].name] for number in numbers}
 
+    def stage(self, grads: Mapping[str, Any], codec: str | Codec | None) -> GradientBuffers | None:
+        """Copy gradients to where servers read them, if they do and it is worth it; to `give_back` to the `staging`.
+
+        They are checked on the way, and so is all else that might be wrong with them by what takes them.
+        """
+        if not self.staging.suits or self.buffers is not None or not self._in_place():
+            return None
+        if check_codec(self.job.push_codec if codec is None else codec, pulls=False) != RAW:
+            return None
+        plain = plain_ones(grads, self.job.parameters, self._index)
+        return None if plain is None else self.staging.take(plain)
+
     def push(
         self,
         grads: Mapping[str, Any],
@@ -206,8 +219,12 @@ class Requests:
         *,
         atomic: bool = False,
         step: bool | None = None,
+        staged: GradientBuffers | None = None,
     ) -> tuple[PushTransfer, bool]:
-        """Return the transfer of `zmqps.Worker.push`, and whether every named parameter has a gradient."""
+        """Return the transfer of `zmqps.Worker.push`, and whether every named parameter has a gradient.
+
+        ``staged``: where the gradients lie, which are finite.
+        """
         if step is not None:
             checks.flag("step", step)
         if atomic is not False:
@@ -215,9 +232,11 @@ class Requests:
         if type(examples) is not int or not 1 <= examples <= MAX_COUNT:  # inline: this runs in each step
             examples = checks.whole("examples", examples, 1, MAX_COUNT)
         small: list[Array] | None = None
-        own = self.buffers is not None and isinstance(grads, Mapping) and self.buffers.are(grads)
-        if self.buffers is not None and own:
-            plain: Mapping[int, Array] | None = self.buffers.flat
+        own = staged
+        if own is None and self.buffers is not None and isinstance(grads, Mapping) and self.buffers.are(grads):
+            own = self.buffers
+        if own is not None:
+            plain: Mapping[int, Array] | None = own.flat
         elif self._small is not None and self._joins and (small := self._small.plain(grads)) is not None:
             plain = dict(enumerate(small))
         else:
@@ -233,7 +252,8 @@ class Requests:
         if self._set_only:
             self._refuse_buffers(named)
         flat: list[Array | None] = [None] * len(self.job.parameters)
-        source = Source(arrays=flat, codec=self.job.push_codec if codec is None else check_codec(codec, pulls=False))
+        codec = self.job.push_codec if codec is None else check_codec(codec, pulls=False)
+        source = Source(arrays=flat, codec=codec, checked=staged is not None)
         cargoes = self._plan(list(arrays))
         lacking = () if len(named) == len(flat) else self._trained.difference(named)
         whole, complete = not lacking if step is None else step, len(named) == len(arrays)
@@ -252,9 +272,11 @@ class Requests:
         if self._clip_norm is not None:
             total = sum(squares(array) for n, array in enumerate(flat) if array is not None and n in self._trained)
             push.terms = terms_of(scale_to(self._clip_norm, total), ())
-        if self.buffers is not None and (own or self.buffers.hold(flat)):
-            source.tables = self.buffers.tables
-            source.in_place = NOTHING_COPIED_NBYTES if self.buffers.shared and self._in_place() else 0
+        if own is None and self.buffers is not None and self.buffers.hold(flat):
+            own = self.buffers
+        if own is not None:
+            source.tables = own.tables
+            source.in_place = NOTHING_COPIED_NBYTES if own.shared and self._in_place() else 0
         return push, complete
 
     def put(self, values: Mapping[str, Any], sort: float, examples: int, *, step: bool) -> PushTransfer:
@@ -289,30 +311,31 @@ class Requests:
         pull_codec: str | Codec | None,
         copy: bool = True,
         step: bool | None = None,
+        staged: GradientBuffers | None = None,
     ) -> tuple[PushTransfer, PullTransfer, Result]:
-        """Return the transfers of `zmqps.Worker.push_pull`, and the function that makes its result."""
+        """Return the transfers of `zmqps.Worker.push_pull`, and what makes its result; ``staged`` as in `push`."""
         if out is not None:
             checks.mapping("out", out, "names to arrays")
             checks.mapping("gradients", grads, "names to arrays")
         if out is not None and set(out) != set(grads):
             raise ConfigurationError("push_pull returns what was pushed: out has the same names as grads")
-        push, complete = self.push(grads, examples, codec, step=step)
+        push, complete = self.push(grads, examples, codec, step=step, staged=staged)
         numbers = [self._index[name] for name in grads]
         target, result = self._receive(numbers, out, pull_codec, copy)
         if push.source.in_place:
             push.source.in_place = target.in_place = VALUES_COPIED_NBYTES if copy else NOTHING_COPIED_NBYTES
         return push, PullTransfer(cargoes=push.cargoes if complete else self._plan(numbers), target=target), result
 
-    def lend(self, push: PushTransfer, pull: PullTransfer) -> GradientBuffers | None:
+    def lend(self, push: PushTransfer, pull: PullTransfer) -> bool:
         """Let servers read the gradients of a push_pull in place until its step is over, if it waits for that.
 
-        Return the buffers they are in, to release if it fails (`GradientBuffers.part`); or None. If a step needs more
-        gradients than there are workers, values may arrive before it is over.
+        Return whether they do: the buffers are to be released if it fails (`GradientBuffers.part`). If a step needs
+        more gradients than there are workers, values may arrive before it is over.
         """
         job = self.job
         waits = push.whole and pull.cargoes is push.cargoes and job.mode == "sync" and job.aggregate is None
         push.source.stays = bool(push.source.in_place) and waits and job.nonfinite == "reject"
-        return self.buffers if push.source.stays else None
+        return push.source.stays
 
     def _refuse_buffers(self, named: Collection[int]) -> None:
         if wrong := sorted(self._set_only.intersection(named)):
@@ -363,7 +386,8 @@ class Requests:
         if copy is not True and not checks.flag("copy", copy) and out is not None:
             raise ConfigurationError("copy=False returns values where they lie; with out= they are copied there")
         parameters = self.job.parameters
-        target = Target(codec=self.job.pull_codec if codec is None else check_codec(codec, pulls=True))
+        codec = self.job.pull_codec if codec is None else check_codec(codec, pulls=True)
+        target = Target(codec=codec, copy=copy_ahead)
         if out is not None:
             if self._small is not None and not each and (small := self._small.plain(out)) and are_writeable(small):
                 landing, kept = self._small.landing(), self._small

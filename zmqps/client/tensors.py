@@ -16,10 +16,11 @@ from zmqps.client.beside import NUM_THREADS, helper
 from zmqps.client.naming import check_names
 from zmqps.core.job.spec import BUFFER_DTYPES, MAX_NAME_CHARS, STORAGE_DTYPES, Parameter
 from zmqps.core.protocol.arrays import Array
+from zmqps.core.worker.transfer import copy_values
 from zmqps.errors import ConfigurationError, DtypeError, ShapeError
 from zmqps.gpu.handover import Handover, Remote
 from zmqps.optim import all_finite
-from zmqps.optim.kernels import finite_loop
+from zmqps.optim.kernels import copy_loop, finite_loop
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -30,6 +31,10 @@ NATIVE_DTYPES = frozenset(np.dtype(name) for name in STORAGE_DTYPES if name != "
 #: another wakes.
 SMALL_NBYTES = 4 << 20
 BLOCK_NBYTES = 1 << 20
+#: Less lies in the caches when it is copied.
+AHEAD_NBYTES = 256 << 10
+#: What the loop that copies can look at.
+LOOKED_AT = frozenset((np.dtype(np.float32), np.dtype(np.float64)))
 #: Smaller arrays are checked together: a copy is cheaper than a call for each.
 JOIN_NBYTES = 64 << 10
 #: Of this host. A view may be larger: it has an element for many places.
@@ -372,6 +377,50 @@ def are_finite(arrays: Sequence[Array]) -> bool:
     middle = len(blocks) // 2
     other = helper().submit(_look, blocks[middle:])
     return _look(blocks[:middle]) and other.result()
+
+
+def copy_finite(pairs: Sequence[tuple[Array, Array]]) -> bool:
+    """Copy arrays to others; return whether no element is NaN or infinite. Two threads copy.
+
+    Parameters
+    ----------
+    pairs
+        Target and source: flat, contiguous, of one dtype, float32 or float64.
+    """
+    blocks = [
+        (target[start : start + size], source[start : start + size])
+        for target, source in pairs
+        for size in (BLOCK_NBYTES // source.itemsize,)
+        for start in range(0, source.size, size)
+    ]
+    if NUM_THREADS == 1:
+        return _copy(blocks)
+    half, middle = sum(target.nbytes for target, _ in blocks) // 2, 0
+    while half > 0:
+        half -= blocks[middle][0].nbytes
+        middle += 1
+    other = helper().submit(_copy, blocks[middle:])
+    try:
+        found = _copy(blocks[:middle])
+    finally:
+        others = other.result()  # after an error, too, nothing may be written any more
+    return found and others
+
+
+def copy_ahead(place: Array, values: Array) -> None:
+    """Copy as `zmqps.core.worker.transfer.copy_values` does, but ask for the memory of many values early."""
+    large = values.nbytes >= AHEAD_NBYTES and values.dtype == place.dtype and values.dtype in LOOKED_AT
+    if large and place.flags.c_contiguous and place.flags.aligned:
+        copy_loop(values.dtype)(place, values)
+    else:
+        copy_values(place, values)
+
+
+def _copy(blocks: Sequence[tuple[Array, Array]]) -> bool:
+    found = True
+    for target, source in blocks:
+        found = copy_loop(source.dtype)(target, source) and found
+    return found
 
 
 def warm_up() -> None:

@@ -47,12 +47,13 @@ from zmqps.net.identity import check_bind, check_endpoint, new_identity, read_jo
 from zmqps.net.keyring import load_node_keys
 from zmqps.net.lane.shm import LaneTransport
 from zmqps.net.routes import new_local_endpoint
+from zmqps.net.system.available import available_nbytes, total_nbytes
 from zmqps.net.system.memory import FreedMemory, spare_the_collector
 from zmqps.net.zeromq import ZmqTransport
 from zmqps.nodes.apply import MAX_APPLY_THREADS, ApplyThreads
 from zmqps.nodes.checkpoints import ShardFiles
 from zmqps.nodes.endkey import server_key
-from zmqps.nodes.host import Rests, available_nbytes, total_nbytes
+from zmqps.nodes.host import Rests
 from zmqps.nodes.listening import Place, resolved
 from zmqps.nodes.relay import RelayStorage
 from zmqps.optim import Kernel, OptimizerSpec, Rule, all_finite, make_kernel, slots_of, warm_up

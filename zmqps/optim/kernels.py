@@ -41,6 +41,8 @@ Elementwise = Callable[[str, str, str, str, str], Callable[..., None]]
 #: Bytes of one array in a block of the numpy way: arrays and temporaries stay in the cache, the interpreter's share is
 #: small, and malloc keeps the temporaries' memory (measured: less is slower, more is not faster).
 BLOCK_NBYTES = 128 * 1024
+#: Of memory that a processor asks for at once.
+LINE_NBYTES = 64
 
 #: How many sets of numbers a kernel remembers: those of the groups that share its rule, at one step.
 MOST_SETS = 256
@@ -402,6 +404,19 @@ def finite_loop(dtype: np.dtype[Any]) -> tuple[Callable[..., bool], np.dtype[Any
     received = types.Array(bits, 1, "C", readonly=True, aligned=False)
     exponent = np.array(np.inf, dtype).view(integers)[()]
     return compiled(loops.finite, types.boolean(received, bits)), integers, exponent
+
+
+@lru_cache(maxsize=2)
+def copy_loop(dtype: np.dtype[Any]) -> Callable[[NDArray[Any], NDArray[Any]], bool]:
+    """Return what copies elements of `dtype` to other memory, and says whether all are finite."""
+    import numba
+    from numba import types
+
+    _, integers, exponent = finite_loop(dtype)
+    bits, line = numba.from_dtype(integers), LINE_NBYTES // dtype.itemsize
+    target, source = types.Array(bits, 1, "C"), types.Array(bits, 1, "C", readonly=True, aligned=False)
+    loop = compiled(loops.copy_finite, types.boolean(target, source, types.int64, bits))
+    return lambda target, source: loop(target.view(integers), source.view(integers), line, exponent)
 
 
 def renamed(function: Any, name: str, **names: Any) -> FunctionType:

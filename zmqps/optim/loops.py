@@ -9,6 +9,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..jit import prefetch, prefetch_to_write
+
+#: Elements of a block of a copy, and how far ahead of it memory is asked for: two kilobytes of float64.
+BLOCK, AHEAD = 64, 256
+
 
 def update(w: Any, g: Any, *slots_and_scalars: Any) -> tuple[Any, ...]:
     """Stand for a rule's equation."""
@@ -63,4 +68,20 @@ def finite(bits: Any, exponent: Any) -> bool:
     bad = False
     for i in range(bits.size):  # to the end, because a loop that may stop early is not vectorised
         bad |= (bits[i] & exponent) == exponent
+    return not bad
+
+
+def copy_finite(target: Any, bits: Any, line: Any, exponent: Any) -> bool:
+    bad = False
+    whole = bits.size // BLOCK * BLOCK
+    for start in range(0, whole, BLOCK):
+        for ahead in range(start + AHEAD, start + AHEAD + BLOCK, line):
+            prefetch(bits, ahead)
+            prefetch_to_write(target, ahead)
+        for i in range(start, start + BLOCK):
+            bad |= (bits[i] & exponent) == exponent
+            target[i] = bits[i]
+    for i in range(whole, bits.size):
+        bad |= (bits[i] & exponent) == exponent
+        target[i] = bits[i]
     return not bad

@@ -1,0 +1,196 @@
+"""Pushes of ordinary arrays on one host are copied once, to memory that servers read: the same values, and promises."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import pytest
+
+import zmqps
+from tests.net.cluster import PATIENCE, Cluster, running
+from zmqps.client import inplace
+from zmqps.client.inplace import Staging
+from zmqps.client.tensors import copy_finite
+from zmqps.core.protocol.arrays import GATHER_NBYTES
+
+#: Elements: together more than `STAGED_NBYTES`, and around the ends of slices and of blocks that are copied.
+SIZES = (1, 0, 7919, GATHER_NBYTES // 4 + 1, 262_144 + 3, 63)
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    with running(num_servers=2, slice_nbytes=GATHER_NBYTES) as it:
+        yield it
+
+
+@pytest.fixture
+def staged(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """For each push that could be staged whether it was."""
+    noted: list[bool] = []
+    original = Staging.take
+
+    def take(self: Staging, plain: Any) -> Any:
+        found = original(self, plain)
+        noted.append(found is not None)
+        return found
+
+    monkeypatch.setattr(Staging, "take", take)
+    return noted
+
+
+def values(seed: int) -> dict[str, np.ndarray[Any, Any]]:
+    """Return whole numbers: sums of them are exact."""
+    rng = np.random.default_rng(seed)
+    return {f"p{i}": rng.integers(-99, 99, n).astype(("f4", "f8")[i % 2]) * 2 for i, n in enumerate(SIZES)}
+
+
+def less(params: dict[str, Any], *seeds: int) -> dict[str, Any]:
+    return {name: value - sum(values(seed)[name] for seed in seeds) for name, value in params.items()}
+
+
+def same(got: dict[str, Any], expected: dict[str, Any]) -> bool:
+    return got.keys() == expected.keys() and all(np.array_equal(got[name], expected[name]) for name in expected)
+
+
+def start(worker: zmqps.Worker, **options: Any) -> None:
+    worker.init(values(0), optimizer=zmqps.optim.sgd(1.0), **options)
+    worker.pull()  # from here on it knows the servers' memory
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("staleness", [None, 0, 2])
+def test_what_is_pushed_is_what_the_arrays_held_when_the_call_began(
+    cluster: Cluster, staged: list[bool], staleness: int | None
+) -> None:
+    expected, out = values(0), {name: np.empty_like(value) for name, value in values(0).items()}
+    with zmqps.connect(cluster.address) as worker:
+        start(worker, staleness=staleness)
+        grads = values(0)
+        for seed in range(1, 7):
+            for name, value in values(seed).items():
+                grads[name][...] = value
+            expected = less(expected, seed)
+            if seed % 3 == 0:
+                worker.push(grads)
+                got = worker.pull()
+            else:
+                got = worker.push_pull(grads, out=out if seed % 3 == 1 else None)
+            for grad in grads.values():
+                grad[...] = np.nan
+            assert same(got, expected)
+        assert staged == [True] * 6
+        assert 0 < worker.statistics().shared_bytes
+
+
+@pytest.mark.processes
+def test_what_is_not_finite_is_refused_and_changes_nothing(cluster: Cluster, staged: list[bool]) -> None:
+    with zmqps.connect(cluster.address) as worker:
+        start(worker)
+        for position in (0, 262_144, -1):
+            grads = values(1)
+            grads["p4"][position] = np.inf
+            with pytest.raises(zmqps.errors.NonFiniteGradientError, match="'p4'"):
+                worker.push_pull(grads)
+        assert same(worker.pull(), values(0))
+        assert same(worker.push_pull(values(1)), less(values(0), 1))
+    assert staged == [False] * 3 + [True]
+
+
+@pytest.mark.processes
+def test_what_cannot_be_staged_goes_as_it_did(cluster: Cluster, staged: list[bool]) -> None:
+    with zmqps.connect(cluster.address) as worker:
+        start(worker)
+        some = {name: value for name, value in values(1).items() if name != "p2"}
+        strided = {name: np.repeat(value, 2)[::2] for name, value in values(2).items()}
+        other = {name: value.astype(np.float64) for name, value in values(3).items()}
+        expected = less(values(0), 1, 2, 3, 4, 5)
+        expected["p2"] += values(1)["p2"]
+        for grads in (some, strided, other):
+            worker.push(grads)
+        worker.push(values(4), codec="raw")
+        worker.push_async(values(5)).result(PATIENCE)
+        assert same(worker.pull(), expected)
+    assert staged == [False] * 3 + [True]
+
+
+@pytest.mark.processes
+def test_two_threads_push_at_once(cluster: Cluster, staged: list[bool]) -> None:
+    with zmqps.connect(cluster.address) as worker, ThreadPoolExecutor(4) as pool:
+        start(worker)
+        list(pool.map(lambda seed: worker.push(values(seed)), range(1, 13)))
+        assert same(worker.pull(), less(values(0), *range(1, 13)))
+    assert len(staged) == 12
+
+
+@pytest.mark.processes
+def test_gradients_of_a_step_that_is_not_over_in_time_count_as_they_were(cluster: Cluster, staged: list[bool]) -> None:
+    with ExitStack() as stack:
+        one, other = (stack.enter_context(zmqps.connect(cluster.address)) for _ in range(2))
+        pool = stack.enter_context(ThreadPoolExecutor(2))
+        list(pool.map(lambda worker: start(worker, staleness=0), (one, other)))
+        expected, halves = values(0), {seed: values(seed) for seed in range(1, 7)}
+
+        def step(worker: zmqps.Worker, seed: int, **options: Any) -> dict[str, Any]:
+            return worker.push_pull(halves[seed], **options)
+
+        list(pool.map(step, (one, other), (1, 2)))
+        with pytest.raises(zmqps.errors.DeadlineError):
+            step(one, 3, timeout=1.0)  # its gradients are there, and those of the other are not
+        stages = [shard.steps.stage for shard in cluster.shards() if shard.steps is not None]
+        lent = [b.lent for stage in stages for push in stage._steps[1].values() for b in push.values()]
+        assert any(lent), "servers are to read some of them later"
+        assert one.statistics().shared_bytes == 0  # nothing is written there any more
+        one.push_async(halves[5])  # of the next step, from memory of its own
+        for seed in (1, 2, 3, 4):
+            expected = {name: value - halves[seed][name] / 2 for name, value in expected.items()}
+        assert same(step(other, 4), expected)
+    assert staged == [True] * 4
+
+
+@pytest.mark.processes
+def test_without_memory_for_it_all_is_the_same(
+    cluster: Cluster, staged: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(*arguments: Any) -> Any:
+        raise MemoryError
+
+    with zmqps.connect(cluster.address) as worker:
+        start(worker)
+        monkeypatch.setattr(inplace, "GradientBuffers", none)
+        assert same(worker.push_pull(values(1)), less(values(0), 1))
+    assert staged == [False]
+
+
+@pytest.mark.processes
+def test_with_little_memory_left_none_is_taken(
+    cluster: Cluster, staged: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inplace, "available_nbytes", lambda: 4 << 20)
+    with zmqps.connect(cluster.address) as worker:
+        start(worker)
+        for _ in range(2):
+            worker.push(values(1))
+        assert same(worker.pull(), less(values(0), 1, 1))
+        assert worker.statistics().shared_bytes == 0
+    assert staged == [False], "it is asked once"
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("size", [0, 1, 63, 64, 65, 1000, 300_001])
+def test_a_copy_tells_what_is_not_finite_wherever_it_is(dtype: Any, size: int) -> None:
+    rng = np.random.default_rng(size)
+    source = [rng.standard_normal(n).astype(dtype) for n in (size, 5)]
+    target = [np.zeros_like(array) for array in source]
+    assert copy_finite(list(zip(target, source, strict=True)))
+    assert all(np.array_equal(*pair) for pair in zip(target, source, strict=True))
+    for position in {0, size // 2, size - 1} if size else ():
+        for bad in (np.nan, np.inf, -np.inf):
+            before, source[0][position] = source[0][position], bad
+            assert not copy_finite(list(zip(target, source, strict=True)))
+            source[0][position] = before
+    source[1][4] = np.nan
+    assert not copy_finite(list(zip(target, source, strict=True)))

@@ -1,0 +1,29 @@
+"""How much memory there is: of the host, or of the container, whichever has less."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+import pytest
+
+from zmqps.net.system import available
+
+
+def test_without_a_container_it_is_the_hosts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(available, "CGROUP_USES", tmp_path / "none")
+    monkeypatch.setattr(available, "CGROUP_LIMIT", tmp_path / "none")
+    assert 0 < available.available_nbytes() <= available.total_nbytes() == psutil.virtual_memory().total
+
+
+def test_in_a_container_it_is_what_that_may_still_use(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name, text in {
+        "LIMIT": "3000000\n", "USED": "2500000\n", "USES": "anon 5\ninactive_file 100000\nslab_reclaimable 7\n",
+    }.items():  # fmt: skip
+        path = tmp_path / name
+        path.write_text(text)
+        monkeypatch.setattr(available, f"CGROUP_{name}", path)
+    assert available.available_nbytes() == 500_000 + 100_000 + 7
+    assert available.total_nbytes() == 3_000_000
+    (tmp_path / "LIMIT").write_text("max\n")
+    assert available.total_nbytes() == psutil.virtual_memory().total
