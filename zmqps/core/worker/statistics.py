@@ -52,7 +52,7 @@ class Statistics:
     pinned_bytes
         Memory of this host that is page-locked for arrays on GPUs, in use or kept for the next.
     shared_bytes
-        Memory of this worker that servers on its host may read in place (``gradient_buffers``).
+        Memory of this worker that servers on its host may read in place: ``gradient_buffers``, and staged pushes.
     borrowed_bytes
         Memory of servers on this host that they do not change, because arrays of this worker are views of it
         (``copy=False``).
