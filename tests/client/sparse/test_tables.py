@@ -174,6 +174,9 @@ class Member:
         done.set_result(None if result is None else result(None))
         return done
 
+    def _complete(self, operation: Operation, timeout: float | None, result: Callable[[Any], Any] | None = None) -> Any:
+        return self._submit(operation, timeout, result).result()
+
     def _apply(self, push: PushTransfer) -> None:
         assert isinstance(push.source, RowSource)
         for cargo in cargoes_of(push):

@@ -150,6 +150,9 @@ class Member(Protocol):
     ) -> Future[Any]:
         """Begin an operation."""
 
+    def _complete(self, operation: Operation, timeout: float | None, result: Callable[[Any], Any] | None = ...) -> Any:
+        """Begin an operation and return its result; this thread may run the loop meanwhile."""
+
 
 class Table(WholeTable):
     """A sparse table of the job; made by `zmqps.Worker.table`.
@@ -195,7 +198,10 @@ class Table(WholeTable):
             ``out`` may hold some of the rows.
         """
         refuse_in_callback()
-        return self.pull_async(ids, out=out, codec=codec, timeout=timeout).result()
+        if self.name in self._member._caches:
+            return self.pull_async(ids, out=out, codec=codec, timeout=timeout).result()
+        pull, result = self._requests(timeout).pull(ids, out, codec)
+        return self._member._complete(Exchange(pull=pull), timeout, result)
 
     def pull_async(
         self, ids: Any, *, out: Any = None, codec: str | Codec | None = None, timeout: float | None = None
@@ -262,7 +268,11 @@ class Table(WholeTable):
             The push may have been applied in part; no part is ever applied twice.
         """
         refuse_in_callback()
-        self.push_async(ids, grads, examples=examples, codec=codec, step=step, timeout=timeout).result()
+        if self.name in self._member._caches:
+            self.push_async(ids, grads, examples=examples, codec=codec, step=step, timeout=timeout).result()
+            return
+        push = self._requests(timeout).push(ids, grads, examples, codec, step)
+        self._member._complete(Exchange(push=push), timeout)
 
     def push_async(
         self,
@@ -313,10 +323,14 @@ class Table(WholeTable):
             Or ``out``.
         """
         refuse_in_callback()
-        return self.push_pull_async(
-            ids, grads, next_ids, out=out, examples=examples, codec=codec, pull_codec=pull_codec, step=step,
-            timeout=timeout,
-        ).result()  # fmt: skip
+        if self.name in self._member._caches:
+            return self.push_pull_async(
+                ids, grads, next_ids, out=out, examples=examples, codec=codec, pull_codec=pull_codec, step=step,
+                timeout=timeout,
+            ).result()  # fmt: skip
+        requests = self._requests(timeout)
+        push, pull, result = requests.push_pull(ids, grads, next_ids, out, examples, codec, pull_codec, step)
+        return self._member._complete(Exchange(push=push, pull=pull), timeout, result)
 
     def push_pull_async(
         self,
