@@ -86,7 +86,7 @@ def make_shard(
 
 
 def sent(actions: list[Action], kind: type[M], to: Peer | None = None, **fields: Any) -> list[M]:
-    """Return the messages of one kind among the actions, those with these fields."""
+    """Return the messages of one kind among the actions, those with these fields, or of which that is true."""
     sends = [action for action in actions if isinstance(action, Send) and to in (None, action.peer)]
     return [send.message for send in sends if _is(send.message, kind, fields)]
 
@@ -96,7 +96,10 @@ def receivers(actions: list[Action], kind: type[m.Message], **fields: Any) -> li
 
 
 def _is(message: m.Message, kind: type[m.Message], fields: dict[str, Any]) -> bool:
-    return isinstance(message, kind) and all(getattr(message, name) == value for name, value in fields.items())
+    return isinstance(message, kind) and all(
+        value(getattr(message, name)) if callable(value) else getattr(message, name) == value
+        for name, value in fields.items()
+    )
 
 
 def sent_to(actions: list[Action], kind: type[M], **fields: Any) -> list[tuple[str, M]]:
@@ -105,6 +108,17 @@ def sent_to(actions: list[Action], kind: type[M], **fields: Any) -> list[tuple[s
         (to[1:].decode(), message)
         for to, message in zip(receivers(actions, kind, **fields), sent(actions, kind, **fields), strict=True)
     ]
+
+
+def of_heir(backups: dict[str, Any]) -> bool:
+    """Whether what a copy is told that leads its shard lets it take over."""
+    rows = backups.get("rows")
+    return rows is None or any("number" in row for row in rows)
+
+
+def of_leader(backups: dict[str, Any]) -> bool:
+    """Whether it says which backups there are now."""
+    return not of_heir(backups)
 
 
 def server_of(view: m.View) -> dict[str, Any]:
@@ -193,7 +207,7 @@ class Coordinator:
 
     def promoted(self, actions: list[Action], step: int = 0) -> list[Action]:
         """Let the servers that were asked to take over say that they have."""
-        return self.reply(actions, m.Promote, lambda got: m.Leading(got.epoch, got.generation, step))
+        return self.reply(actions, m.Lead, lambda got: m.Leading(got.epoch, got.generation, step), backups=of_heir)
 
     def follow(self, actions: list[Action]) -> list[Action]:
         """Let the members that were told of a new server talk to it."""

@@ -8,7 +8,7 @@ from random import Random
 
 from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.coordinator.options import CoordinatorOptions
-from zmqps.core.protocol.messages import Assign, Message, Replicas, View
+from zmqps.core.protocol.messages import Assign, Lead, Message, View
 from zmqps.core.server.machine import ServerKernel
 from zmqps.testing.engine import Engine, Node
 from zmqps.testing.members.chiefs import Chiefs
@@ -62,7 +62,7 @@ class SimulatedCluster(Engine):
             if run is not None and run.mode == "sync":  # which has perhaps gone back in the same breath
                 back = run.fallback.times + run.fallback.active
             self._tracks.setdefault((who, message.epoch), back)
-        elif isinstance(message, (Replicas, View)) and self.copies_move:
+        elif isinstance(message, (Lead, View)) and self.copies_move:
             self.note_copies()  # it may die before it is looked at again
 
     def note_copies(self) -> None:

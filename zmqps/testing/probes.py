@@ -23,7 +23,7 @@ from zmqps.core.coordinator.run import JobRun
 from zmqps.core.coordinator.saving.checkpoints import Checkpoints
 from zmqps.core.coordinator.training.steps import Commits, Steps
 from zmqps.core.protocol.events import Send
-from zmqps.core.protocol.messages import Promote
+from zmqps.core.protocol.messages import Lead
 from zmqps.core.server.replicas.backup import Backup
 from zmqps.core.server.replicas.follower import FollowerFill
 from zmqps.core.server.replicas.replication import ReplicaStreams
@@ -65,7 +65,10 @@ class CodeProbe:
 
 
 def _promotes(_: Replication, found: Any) -> bool:
-    return any(isinstance(action, Send) and isinstance(action.message, Promote) for action in found[0])
+    return any(
+        isinstance(action, Send) and isinstance(action.message, Lead) and "rows" not in action.message.backups
+        for action in found[0]
+    )
 
 
 def _is_anything(_: object, found: Any) -> bool:

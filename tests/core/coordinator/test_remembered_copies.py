@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.core.coordinator.kept import Kept
-from tests.core.machines import MOVED, job, logged, peer, receivers, sent, server_of
+from tests.core.machines import MOVED, job, logged, of_heir, of_leader, peer, receivers, sent, server_of
 from zmqps.core.protocol import messages as m
 from zmqps.core.protocol.events import Action
 from zmqps.errors import JobEndedError, JournalBehindError
@@ -29,11 +29,11 @@ def training(servers: int = 3, **options: Any) -> Kept:
 
 def test_a_promotion_that_was_decided_is_gone_on_with() -> None:
     kept = training()
-    asked = sent(kept.take("s1", m.Leave("closed")), m.Promote)
+    asked = sent(kept.take("s1", m.Leave("closed")), m.Lead, backups=of_heir)
     assert [message.generation for message in asked] == [1]
-    assert sent(kept.return_with("s0"), m.Promote) == []
+    assert sent(kept.return_with("s0"), m.Lead, backups=of_heir) == []
     back = kept.come_back("s2", *WORKERS)
-    assert sent(back, m.Promote) == asked, "said again at once"
+    assert sent(back, m.Lead, backups=of_heir) == asked, "said again at once"
     told = kept.promoted(back)
     assert sorted(receivers(told, m.View, change=MOVED)) == [peer("w0"), peer("w1")]
     kept.follow(told)
@@ -43,8 +43,8 @@ def test_a_promotion_that_was_decided_is_gone_on_with() -> None:
 
 def test_the_backups_of_a_leader_are_said_again() -> None:
     kept = training()
-    (before,) = sent(kept.take("s1", m.Leave("closed")), m.Replicas, peer("s0"))
-    assert sent(kept.return_with("s0"), m.Replicas) == [before]
+    (before,) = sent(kept.take("s1", m.Leave("closed")), m.Lead, peer("s0"), backups=of_leader)
+    assert sent(kept.return_with("s0"), m.Lead, backups=of_leader) == [before]
 
 
 def test_a_server_that_was_lost_meanwhile_is_noticed_and_its_backup_takes_over() -> None:
@@ -58,9 +58,9 @@ def test_a_server_that_was_lost_meanwhile_is_noticed_and_its_backup_takes_over()
         for name in there:
             kept.take(name, m.Heartbeat({}))
     assert "its backups take over" in logged(actions)
-    first = sent(actions, m.Promote)[0]
+    first = sent(actions, m.Lead, backups=of_heir)[0]
     assert (first.epoch, first.generation) == (5, 1)
-    assert receivers(actions, m.Promote)[0] == peer("s2")
+    assert receivers(actions, m.Lead, backups=of_heir)[0] == peer("s2")
     assert kept.run().lost_shard is None
 
 

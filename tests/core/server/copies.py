@@ -228,13 +228,13 @@ class Copies:
         self.from_worker("p", "loader", m.Load(1, LEADER, parts, (np.arange(size, dtype=np.float32),)))
 
     def retarget(self, *backups: tuple[str, int], generation: int = 1) -> None:
-        self.order("p", m.Replicas(LEADER, generation, {"rows": [row(*backup) for backup in backups]}))
+        self.order("p", m.Lead(LEADER, generation, {"rows": [row(*backup) for backup in backups]}))
 
     def assign_backup(self, name: str, epoch: int) -> None:
         self.order(name, replace(assign(self.spec, self.where, shard=self.shard), epoch=epoch, backup=1))
 
     def promote(self, name: str, epoch: int, generation: int = 1) -> None:
-        self.order(name, m.Promote(epoch, generation))
+        self.order(name, m.Lead(epoch, generation))
 
     def commit(self, step: int, *names: str) -> None:
         contributors = tuple((identity("worker", name).incarnation, (step,)) for name in names)

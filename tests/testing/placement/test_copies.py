@@ -13,7 +13,7 @@ from zmqps.core.coordinator.placement.replication import Replication as CopiesOf
 from zmqps.core.coordinator.placement.shortages import Shortage, Shortages
 from zmqps.core.coordinator.training.steps import Steps
 from zmqps.core.protocol.events import Action
-from zmqps.core.protocol.messages import Error, Promote, Replicas, Replicate
+from zmqps.core.protocol.messages import Error, Lead, Replicate
 from zmqps.core.server.ledger import Ledger
 from zmqps.core.server.replicas import stream
 from zmqps.core.server.replicas.backup import Backup
@@ -60,7 +60,7 @@ def test_a_copy_that_is_given_up_counts_no_more_also_if_the_coordinator_dies_as_
     assert simulation.is_live(there, backup.epoch)
     copies.remove(backup)
     for hook in simulation.on_send:  # what the leader acknowledges from now on need not be in that copy
-        hook(simulation.nodes["coordinator"], leader.server.hello.name, Replicas(leader.epoch, 2, {}))
+        hook(simulation.nodes["coordinator"], leader.server.hello.name, Lead(leader.epoch, 2, {"rows": []}))
     assert not simulation.is_live(there, backup.epoch)
 
 
@@ -96,15 +96,13 @@ def test_a_deposed_leader_that_goes_on_alone(monkeypatch: Patch) -> None:
 
 
 def test_a_promoted_copy_that_takes_what_its_old_leader_says(monkeypatch: Patch) -> None:
-    def promote(original: Any, copies: ReplicaStreams, message: Promote, now: float) -> list[Action]:
-        tenant = copies._host.tenant_of(message.epoch)
-        before = copies.backups.get(message.epoch)
-        actions: list[Action] = original(copies, message, now)
-        if before is not None:
-            copies.backups[message.epoch], tenant.follows = before, True
-        return actions
+    def take_over(original: Any, copies: ReplicaStreams, tenant: Tenant, generation: int) -> Action:
+        before = copies.backups[tenant.assign.epoch]
+        action: Action = original(copies, tenant, generation)
+        copies.backups[tenant.assign.epoch], tenant.follows = before, True
+        return action
 
-    wrap(monkeypatch, ReplicaStreams, "promote", promote)
+    wrap(monkeypatch, ReplicaStreams, "_take_over", take_over)
     monkeypatch.setattr(Tenant, "check_role", lambda *rest: None)
     caught("ssp-replicas-silent", "a push was applied twice", begin=23)
 
@@ -135,13 +133,12 @@ def test_a_copy_that_is_promoted_before_it_is_whole(monkeypatch: Patch) -> None:
     def ready(original: Any, replication: Any, copy: Replica, loaded: bool) -> Any:
         return original(replication, copy, True)
 
-    def promote(original: Any, copies: ReplicaStreams, message: Promote, now: float) -> list[Action]:
-        shard = copies._host.tenant_of(message.epoch).built()
-        shard.came.loaded = True
-        return original(copies, message, now)  # type: ignore[no-any-return]
+    def take_over(original: Any, copies: ReplicaStreams, tenant: Tenant, generation: int) -> Action:
+        tenant.built().came.loaded = True
+        return original(copies, tenant, generation)
 
     wrap(monkeypatch, CopiesOfJob, "ready", ready)
-    wrap(monkeypatch, ReplicaStreams, "promote", promote)
+    wrap(monkeypatch, ReplicaStreams, "_take_over", take_over)
     caught("async-replicas", "an acknowledged push is missing", begin=12)
 
 
@@ -203,4 +200,4 @@ def test_a_coordinator_that_remembers_which_shards_lack_backups(monkeypatch: Pat
 
 def test_a_coordinator_that_keeps_copies_that_nobody_wants_any_more(monkeypatch: Patch) -> None:
     monkeypatch.setattr(CopiesOfJob, "_surplus", lambda self, wanted, heard_since: [])
-    caught("async-scales-drains-replicas", "are wanted", begin=38)
+    caught("async-scales-drains-replicas", "are wanted", begin=127)

@@ -20,8 +20,8 @@ from zmqps.core.protocol.messages import (
     Followed,
     Hold,
     Holding,
+    Lead,
     Message,
-    Replicas,
     View,
     Yield,
     Yielded,
@@ -122,7 +122,7 @@ def test_a_worker_that_moves_what_was_planned_for_other_shards(monkeypatch: Patc
 
 
 def test_a_coordinator_that_is_back_and_takes_nothing_back(monkeypatch: Patch) -> None:
-    lose(monkeypatch, Replicas, Cut, often=0.8)
+    lose(monkeypatch, Lead, Cut, often=0.8)
     wrap(
         monkeypatch,
         Recuts,

@@ -47,8 +47,7 @@ class ServerMachine(ServerKernel):
         hooks, handlers = self.hooks, self.handlers
         handlers.orders.update(
             {
-                m.Replicas: replication.retarget,
-                m.Promote: replication.promote,
+                m.Lead: replication.lead,
                 m.Yield: replication.give_up_place,
                 m.Cut: self._cut,
                 m.Draining: self.leaving.told,

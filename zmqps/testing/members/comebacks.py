@@ -36,7 +36,7 @@ COPY_MOMENTS = (
     "receive of copies",
     *["promotion"] * 3,
 )
-ABOUT_COPIES = (m.Promote, m.Replicas, m.Leading, m.View, m.Followed, m.Ready)
+ABOUT_COPIES = (m.Lead, m.Leading, m.View, m.Followed, m.Ready)
 #: … and so often a server dies, too, so soon after it.
 SERVER_TOO, SOON_S = 0.4, (0.0, 3.0)
 

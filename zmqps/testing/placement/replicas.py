@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 #: What is said of copies, and what must be in them: any of these may be the last that a server hears or says.
 MESSAGES = (
-    m.Assign, m.Ready, m.Replicas, m.Leading, m.Replicate, m.Replicated, m.Promote, m.View,
+    m.Assign, m.Ready, m.Lead, m.Leading, m.Replicate, m.Replicated, m.View,
     m.Followed, m.Commit, m.Committed, m.Save, m.Saved, m.Yield, m.Yielded,
 )  # fmt: skip
 #: A server that could not be heard is there again so many heartbeat timeouts after that, or known to be lost.
@@ -131,7 +131,7 @@ class LostServers:
     # --- what travels --------------------------------------------------------------------------
 
     def _sent(self, sender: Node, receiver: str, message: m.Message) -> None:
-        if isinstance(message, m.Promote):
+        if isinstance(message, m.Lead) and "rows" not in message.backups:
             promoted = sender.identity.incarnation, message.epoch, message.generation
             self.promotions += promoted not in self._promoted
             self._promoted.add(promoted)

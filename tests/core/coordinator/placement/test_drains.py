@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.core.machines import MOVED, Trained, errors, job, logged, peer, receivers, sent, sent_to
+from tests.core.machines import MOVED, Trained, errors, job, logged, of_heir, of_leader, peer, receivers, sent, sent_to
 from zmqps.core.coordinator.placement.drains import RETRY_S
 from zmqps.core.coordinator.placement.transitions import PATIENCE_S
 from zmqps.core.coordinator.saving.checkpoints import Checkpoints
@@ -32,7 +32,7 @@ class Cluster(Trained):
 
     def fill(self, actions: list[Action]) -> list[Action]:
         """Let servers that were given a copy have all its values, and leaders know their backups."""
-        done = self.reply(actions, m.Replicas, lambda got: m.Leading(got.epoch, got.generation, 0))
+        done = self.reply(actions, m.Lead, lambda got: m.Leading(got.epoch, got.generation, 0), backups=of_leader)
         built = self.reply(actions, m.Assign, lambda got: m.Ready(got.epoch, 0), lambda got: m.Ready(got.epoch, 1))
         return [*done, *built]
 
@@ -76,11 +76,11 @@ def test_a_shard_is_copied_given_up_taken_over_and_then_the_server_goes() -> Non
     assert "shard 1 to s0, 0%" in cluster.answer(asked).text
     (assign,) = sent(asked, m.Assign)
     assert (assign.shard, assign.backup, assign.epoch) == (1, 1, 4)
-    assert [row["epoch"] for row in sent(asked, m.Replicas, peer("s1"))[0].backups["rows"]] == [4]
+    assert [row["epoch"] for row in sent(asked, m.Lead, peer("s1"), backups=of_leader)[0].backups["rows"]] == [4]
     whole = cluster.fill(asked)
     assert receivers(whole, m.Yield) == [peer("s1")]
     given_up = cluster.give_up(whole)
-    (promote,) = sent(given_up, m.Promote, peer("s0"))
+    (promote,) = sent(given_up, m.Lead, peer("s0"), backups=of_heir)
     assert promote.generation == sent(whole, m.Yield)[0].generation + 1
     assert sent(given_up, m.View, change=MOVED) == [], "nobody is told before the copy has taken over"
     done = cluster.take("s0", m.Leading(promote.epoch, promote.generation, 0))
@@ -101,7 +101,7 @@ def test_what_is_not_answered_is_said_again() -> None:
     whole = cluster.fill(cluster.drain())
     assert receivers(cluster.again(), m.Yield) == [peer("s1")]
     given_up = cluster.give_up(whole)
-    assert receivers(cluster.again(), m.Promote) == [peer("s0")]
+    assert receivers(cluster.again(), m.Lead, backups=of_heir) == [peer("s0")]
     cluster.take_over(given_up)
     assert receivers(cluster.again(), m.Draining) == [peer("s1")]
 
@@ -220,9 +220,9 @@ def test_if_the_target_is_lost_when_it_was_to_take_over_the_leader_keeps_its_pla
     cluster = Cluster.joined("s3")
     whole = cluster.fill(cluster.drain())
     if given_up:
-        assert sent(cluster.give_up(whole), m.Promote) != []
+        assert sent(cluster.give_up(whole), m.Lead, backups=of_heir) != []
     lost = cluster.take("s3", m.Leave("closed"))
-    generations = [got.generation for got in sent(lost, m.Replicas, peer("s1"))]
+    generations = [got.generation for got in sent(lost, m.Lead, peer("s1"), backups=of_leader)]
     assert max(generations) > sent(whole, m.Yield)[0].generation
     assert cluster.places()[1] == "s1"
     assert cluster.run().state == "training"
@@ -232,7 +232,7 @@ def test_if_the_drained_server_is_lost_the_copy_that_is_whole_takes_over() -> No
     cluster = Cluster()
     cluster.fill(cluster.drain())
     lost = cluster.take("s1", m.Leave("closed"))
-    assert receivers(lost, m.Promote) == [peer("s0")]
+    assert receivers(lost, m.Lead, backups=of_heir) == [peer("s0")]
     assert cluster.run().lost_shard is None
     assert errors(cluster.drain()) == [DrainError.code]
 
@@ -249,7 +249,7 @@ def test_a_leader_that_does_not_answer_keeps_its_place_and_is_asked_again_later(
     whole = cluster.fill(cluster.drain())
     late = cluster.wait(PATIENCE_S + 1.0, *cluster.names, "w0", "w1")
     assert "does not answer, so shard 1 stays for now" in logged(late)
-    (kept, *_) = sent(late, m.Replicas, peer("s1"))
+    (kept, *_) = sent(late, m.Lead, peer("s1"), backups=of_leader)
     assert kept.generation > sent(whole, m.Yield)[0].generation
     cluster.take("s1", m.Leading(kept.epoch, kept.generation, 0))
     assert receivers(cluster.wait(2 * PATIENCE_S, *cluster.names, "w0", "w1"), m.Yield)[:1] == [peer("s1")]
@@ -262,7 +262,7 @@ def test_what_leaders_say_of_earlier_requests_counts_no_more() -> None:
     assert cluster.take("s1", m.Yielded(asked.epoch, asked.generation - 1, 0, {"4": 1})) == []
     given_up = cluster.give_up(whole)
     assert cluster.give_up(whole) == [], "said twice"
-    (promote,) = sent(given_up, m.Promote)
+    (promote,) = sent(given_up, m.Lead, backups=of_heir)
     assert sent(cluster.take("s0", m.Leading(promote.epoch, promote.generation - 1, 0)), m.View, change=MOVED) == []
 
 
@@ -270,8 +270,8 @@ def test_a_copy_that_lacks_something_after_all_does_not_take_over() -> None:
     cluster = Cluster()
     (asked,) = sent(cluster.fill(cluster.drain()), m.Yield)
     kept = cluster.take("s1", m.Yielded(asked.epoch, asked.generation, 0, {}))
-    assert sent(kept, m.Promote) == []
-    assert [got.generation > asked.generation for got in sent(kept, m.Replicas, peer("s1"))] == [True]
+    assert sent(kept, m.Lead, backups=of_heir) == []
+    assert [got.generation > asked.generation for got in sent(kept, m.Lead, peer("s1"), backups=of_leader)] == [True]
 
 
 # --- steps --------------------------------------------------------------------------------------
@@ -345,7 +345,7 @@ def test_the_other_backups_of_a_shard_that_moves_stay_as_they_are() -> None:
     whole = cluster.fill(cluster.drain("s1"))
     (asked,) = sent(whole, m.Yield)
     (backup,) = [c for c in cluster.run().startup.copies.backups(1) if c.server.hello.name == "s2"]
-    (promote,) = sent(cluster.give_up(whole), m.Promote)
+    (promote,) = sent(cluster.give_up(whole), m.Lead, backups=of_heir)
     assert [(row["epoch"], row["number"]) for row in promote.backups["rows"]] == [(backup.epoch, 7)]
     heir = cluster.run().startup.copies.by_epoch[promote.epoch].server.hello.name
     done = cluster.take(heir, m.Leading(promote.epoch, promote.generation, 0))
@@ -357,12 +357,12 @@ def test_the_other_backups_of_a_shard_that_moves_stay_as_they_are() -> None:
 def test_a_leader_that_has_given_up_its_place_is_told_of_no_other_backups_or_it_would_keep_it() -> None:
     cluster = Cluster(servers=4, replicas=1)
     whole = cluster.fill(cluster.drain("s1"))
-    (promote,) = sent(cluster.give_up(whole), m.Promote)
+    (promote,) = sent(cluster.give_up(whole), m.Lead, backups=of_heir)
     lost = cluster.take("s2", m.Leave("closed"))  # which has the other backup of the shard that moves
-    assert [got for got in sent(lost, m.Replicas, peer("s1")) if got.epoch == 2] == []
+    assert [got for got in sent(lost, m.Lead, peer("s1"), backups=of_leader) if got.epoch == 2] == []
     heir = cluster.run().startup.copies.by_epoch[promote.epoch].server.hello.name
     done = cluster.take(heir, m.Leading(promote.epoch, promote.generation, 0))
-    (told,) = [got for got in sent(done, m.Replicas, peer(heir)) if got.epoch == promote.epoch]
+    (told,) = [got for got in sent(done, m.Lead, peer(heir), backups=of_leader) if got.epoch == promote.epoch]
     assert told.generation > promote.generation, "it waits for the one that was lost no more"
 
 
@@ -373,7 +373,7 @@ def test_with_a_copy_on_every_server_one_stays_unless_it_goes_in_any_case() -> N
     assert {d.epoch for d in sent(going, m.Discard, peer("s1"))} == {3}, "the backup that it had"
     assert receivers(going, m.Yield) == [peer("s1")], "of its own shard"
     given_up = cluster.give_up(going)
-    assert receivers(given_up, m.Promote) == [peer("s0")], "the backup that there is takes over"
+    assert receivers(given_up, m.Lead, backups=of_heir) == [peer("s0")], "the backup that there is takes over"
     cluster.take_over(given_up)
     assert cluster.places() == {0: "s0", 1: "s0"}
     assert len(cluster.machine.status(0.0)["jobs"]["default"]["replicas"]["degraded"]) == 2
@@ -399,6 +399,6 @@ def test_steps_are_held_for_no_shard_that_moves_once_the_cluster_is_to_end() -> 
     cluster.machine.cluster_end.is_saving = lambda: True  # what was trained, before it ends
     ended = cluster.handle(Stop("SIGTERM"))
     assert not cluster.run().steps.pauses.closed
-    (told,) = sent(ended, m.Replicas, peer("s1"))
+    (told,) = sent(ended, m.Lead, peer("s1"), backups=of_leader)
     assert (told.epoch, told.generation) == (asked.epoch, asked.generation + 1), "it keeps its place"
     assert sent(cluster.step(0, "w0", "w1"), m.Commit)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.core.machines import REWOUND, Trained, errors, job, logged, peer, receivers, sent, sent_to
+from tests.core.machines import REWOUND, Trained, errors, job, logged, of_leader, peer, receivers, sent, sent_to
 from zmqps.core.coordinator.placement.fallback import RETRY_S, SHARE_S, STUCK_S
 from zmqps.core.coordinator.placement.resumption import Resumption
 from zmqps.core.protocol import messages as m
@@ -333,4 +333,4 @@ def test_a_shard_whose_copies_are_all_gone_goes_back_and_gets_a_backup_again() -
     (assign,) = [a for a in sent(joined, m.Assign, peer("s3")) if a.restore]
     told = cluster.take("s3", m.Ready(assign.epoch, 1))
     assert [names for _, _, names in rows(told)] == [["s3"], ["s3"]]
-    assert sent(told, m.Replicas, peer("s3")) != []
+    assert sent(told, m.Lead, peer("s3"), backups=of_leader) != []

@@ -15,6 +15,8 @@ from tests.core.machines import (
     hello,
     job,
     logged,
+    of_heir,
+    of_leader,
     peer,
     receivers,
     sent,
@@ -77,9 +79,11 @@ def test_a_backup_takes_over_and_nobody_is_told_that_anything_is_lost() -> None:
     assert sent(lost, m.Lost) == []
     assert errors(lost) == []
     assert cluster.run().state == "training"
-    assert [(to, got.epoch) for to, got in sent_to(lost, m.Promote)] == [("s2", 5)]
+    assert [(to, got.epoch) for to, got in sent_to(lost, m.Lead, backups=of_heir)] == [("s2", 5)]
     assert {(got.shards, got.revision) for got in sent(lost, m.View, change=MOVED) if not got.placement} == {((1,), 1)}
-    assert [(got.epoch, dict(got.backups)) for got in sent(lost, m.Replicas, peer("s0"))] == [(1, {})]
+    assert [(got.epoch, dict(got.backups)) for got in sent(lost, m.Lead, peer("s0"), backups=of_leader)] == [
+        (1, {"rows": []})
+    ]
     assert "its backups take over" in logged(lost)
     told = cluster.promoted(lost)
     assert receivers(told, m.View, change=MOVED) == [peer("w0"), peer("w1")]
@@ -104,8 +108,8 @@ def test_what_is_not_answered_is_said_again() -> None:
     cluster = Cluster()
     lost = cluster.lose("s1")
     again = cluster.wait(RETRY_S, "s0", "s2", "w0", "w1")
-    assert receivers(again, m.Promote) == [peer("s2")]
-    assert receivers(again, m.Replicas) == [peer("s0")]
+    assert receivers(again, m.Lead, backups=of_heir) == [peer("s2")]
+    assert receivers(again, m.Lead, backups=of_leader) == [peer("s0")]
     told = cluster.promoted(lost)
     assert cluster.promoted(lost) == [], "said twice"
     assert receivers(cluster.wait(cluster.now + RETRY_S, "s0", "s2", "w0", "w1"), m.View, change=MOVED) == [
@@ -139,7 +143,9 @@ def test_a_restarted_server_gets_the_backups_that_are_missing() -> None:
     cluster = without_s1()
     joined = cluster.join("s3")
     assert [(a.shard, a.backup) for a in sent(joined, m.Assign, peer("s3"))] == [(0, 1), (1, 1)]
-    filled = {got.epoch: [row["name"] for row in got.backups["rows"]] for got in sent(joined, m.Replicas)}
+    filled = {
+        got.epoch: [row["name"] for row in got.backups["rows"]] for got in sent(joined, m.Lead, backups=of_leader)
+    }
     assert filled == {1: ["s3"], 5: ["s3"]}
     assert "is being filled" in cluster.degraded()[0]
     for epoch, generation in ((1, 2), (5, 2)):
@@ -163,7 +169,7 @@ def test_a_spare_that_is_there_from_the_first_gets_the_backups_that_there_were_t
     cluster.init("w0", job())
     begun = cluster.build("s0")
     assert [(to, a.shard, a.backup) for to, a in sent_to(begun, m.Assign)] == [("s1", 0, 1)]
-    assert len(sent(begun, m.Replicas, peer("s0"))) == 1
+    assert len(sent(begun, m.Lead, peer("s0"), backups=of_leader)) == 1
 
 
 @pytest.mark.parametrize("capabilities", [(), ("spare",)], ids=["restarted before the loss is noticed", "spare"])
@@ -191,7 +197,7 @@ def test_a_backup_that_cannot_be_kept_is_given_up_and_its_leader_goes_on_alone()
     (epoch, *_) = cluster.epochs("s3")
     failed = cluster.take("s3", m.Error.of(epoch, JobError("no memory")))
     assert sent(failed, m.Discard, peer("s3")) == [m.Discard(epoch)]
-    assert [dict(got.backups) for got in sent(failed, m.Replicas)] == [{}]
+    assert [dict(got.backups) for got in sent(failed, m.Lead, backups=of_leader)] == [{"rows": []}]
     assert [a.epoch for a in sent(cluster.join("w5"), m.Assign)] == [], "not there again"
 
 
@@ -204,9 +210,9 @@ def test_where_a_shard_has_two_backups_the_second_takes_over_if_the_first_is_los
     cluster = Cluster(4, 2)
     (first, number), (second, other) = backups(cluster)
     lost = cluster.lose("s1")
-    assert (first, number) in [(to, got.epoch) for to, got in sent_to(lost, m.Promote)]
+    assert (first, number) in [(to, got.epoch) for to, got in sent_to(lost, m.Lead, backups=of_heir)]
     again = cluster.lose(first)
-    assert m.Promote(other, 2) in sent(again, m.Promote, peer(second))
+    assert m.Lead(other, 2) in sent(again, m.Lead, peer(second), backups=of_heir)
     assert cluster.run().state == "training"
     assert cluster.take(second, m.Leading(other, 1, 0)) == [], "of a promotion that it was not told"
     done = cluster.promoted(again)
@@ -219,7 +225,7 @@ def test_where_a_shard_has_two_backups_the_second_takes_over_if_the_first_cannot
     (first, number), (second, other) = backups(cluster)
     cluster.lose("s1")
     failed = cluster.take(first, m.Error.of(number, JobError("it is not whole")))
-    assert sent(failed, m.Promote, peer(second)) == [m.Promote(other, 2)]
+    assert sent(failed, m.Lead, peer(second), backups=of_heir) == [m.Lead(other, 2)]
     assert sent(failed, m.Discard, peer(first)) == [m.Discard(number)]
     assert {server_of(got)["name"] for got in sent(cluster.promoted(failed), m.View, change=MOVED)} == {second}
 
@@ -232,7 +238,7 @@ def test_the_other_backups_are_filled_anew_when_one_has_taken_over() -> None:
     done = cluster.promoted(lost)
     assert m.Discard(other) in sent(done, m.Discard, peer(second))
     assert (1, 1) in {(a.shard, a.backup) for a in sent(done, m.Assign, peer(second))}
-    assert len(sent(done, m.Replicas, peer(first))) >= 1
+    assert len(sent(done, m.Lead, peer(first), backups=of_leader)) >= 1
 
 
 # --- synchronous --------------------------------------------------------------------------------

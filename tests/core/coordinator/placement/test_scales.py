@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.core.coordinator.placement.test_drains import Cluster
-from tests.core.machines import CUT, errors, logged, peer, receivers, sent, sent_to
+from tests.core.machines import CUT, errors, logged, of_leader, peer, receivers, sent, sent_to
 from zmqps.core.coordinator.placement.scales import MAX_ASKED, plan
 from zmqps.core.protocol import messages as m
 from zmqps.core.protocol.events import Action
@@ -92,10 +92,10 @@ def test_shards_get_copies_where_they_are_to_be_and_no_others_remain() -> None:
     actions, why = replication.spread({0: [third]}, 1.0)
     assert why == ""
     assert [assign.backup for assign in sent(actions, m.Assign)] == [1]
-    assert receivers(actions, m.Replicas) == [copies.leader(0).server.peer]
+    assert receivers(actions, m.Lead, backups=of_leader) == [copies.leader(0).server.peer]
     assert replication.spread({0: [third]}, 1.0) == ([], "")
     actions, why = replication.spread({}, 1.0)
-    assert [len(replicas.backups) for replicas in sent(actions, m.Replicas)] == [0]
+    assert [len(lead.backups["rows"]) for lead in sent(actions, m.Lead, backups=of_leader)] == [0]
     assert not any(copy.backup for copy in copies)
 
 
@@ -148,9 +148,9 @@ def test_a_cut_that_a_leader_is_not_ready_for_is_taken_back() -> None:
     generation = first.generation
     back = cluster.take(to[1:].decode(), m.Yielded(first.epoch, generation, 1))
     assert set(receivers(back, m.Hold, ends=1)) == {peer("w0"), peer("w1")}
-    assert {replicas.generation for replicas in sent(back, m.Replicas)} == {generation + 1}
+    assert {replicas.generation for replicas in sent(back, m.Lead, backups=of_leader)} == {generation + 1}
     assert not cluster.run().startup.copies.coming
-    cluster.reply(back, m.Replicas, lambda replicas: m.Leading(replicas.epoch, replicas.generation, 0))
+    cluster.reply(back, m.Lead, lambda replicas: m.Leading(replicas.epoch, replicas.generation, 0), backups=of_leader)
     assert cluster.machine.scales.wanted is not None  # and it is tried again
 
 
@@ -161,7 +161,7 @@ def test_a_cut_that_finds_gradients_of_a_step_waits_for_its_end_and_no_longer() 
     stopping = held(cluster, pausing)
     back = cluster.give_up(stopping, busy=1)
     assert set(receivers(back, m.Hold, ends=1)) == {peer("w0"), peer("w1")}, "only they can end it"
-    for asked, kept in zip(sent(stopping, m.Yield), sent(back, m.Replicas), strict=True):
+    for asked, kept in zip(sent(stopping, m.Yield), sent(back, m.Lead, backups=of_leader), strict=True):
         assert (kept.epoch, kept.generation > asked.generation) == (asked.epoch, True)
     cluster.fill(back)
     cluster.take("w0", m.Arrive(10, 0, (1,)))

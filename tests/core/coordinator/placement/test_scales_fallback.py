@@ -14,7 +14,7 @@ ANSWERS: dict[type[m.Message], Callable[[Any], m.Message]] = {
     m.Hold: lambda got: m.Holding(got.number),
     m.Yield: lambda got: m.Yielded(got.epoch, got.generation, 0, {str(copy): 0 for copy in range(64)}),
     m.Cut: lambda got: m.Ready(got.epoch, 1),
-    m.Replicas: lambda got: m.Leading(got.epoch, got.generation, 0),
+    m.Lead: lambda got: m.Leading(got.epoch, got.generation, 0),
 }
 
 

@@ -40,7 +40,7 @@ AT_SERVER = {
     "backup": {"Welcome", "Replicated", "Left", "Error"},
     "coordinator": set(
         "Welcome Left Error Back HeartbeatAck Probe RecordSpans Clock Fetch Assign Commit Discard Departed Save Unsave "
-        "FileAnswer Replicas Promote Yield Cut Draining Shutdown".split()
+        "FileAnswer Lead Yield Cut Draining Shutdown".split()
     ),
 }
 

@@ -462,7 +462,7 @@ def test_a_promoted_copy_gets_backups_of_its_own() -> None:
     copies.settle()
     copies.promote(*B)
     copies.assign_backup(*C)
-    copies.order("b", m.Replicas(2, 2, {"rows": [row("c", 3, of="b")]}))
+    copies.order("b", m.Lead(2, 2, {"rows": [row("c", 3, of="b")]}))
     copies.join("w", "b", 2)
     copies.wait(1.0)
     copies.push("w", push(2, 1.0, epoch=2), "b")
@@ -570,19 +570,19 @@ def test_a_step_that_the_old_leader_had_sent_in_part_is_committed_by_the_promote
 # --- what cannot be -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("backups", [{}, {"rows": []}])
-def test_no_backups_are_no_backups(backups: dict[str, object]) -> None:
-    copies = Copies()
-    copies.begin()
-    copies.order("p", m.Replicas(LEADER, 1, backups))
-    assert copies.nodes["p"].machine.tenants[LEADER].gate is None
+@pytest.mark.parametrize(("backups", "stay"), [({}, True), ({"rows": []}, False)])
+def test_no_backups_are_no_backups_but_where_none_are_known(backups: dict[str, object], stay: bool) -> None:
+    copies = pushed(B)
+    copies.settle()
+    copies.order("p", m.Lead(LEADER, 2, backups))
+    assert (copies.nodes["p"].machine.tenants[LEADER].gate is not None) is stay
 
 
 @pytest.mark.parametrize("rows", [{"rows": 1}, {"rows": [{}]}, {"rows": [{}] * 9}])
 def test_rows_that_name_no_servers_are_refused(rows: dict[str, object]) -> None:
     copies = Copies()
     copies.begin()
-    copies.order("p", m.Replicas(LEADER, 1, rows))
+    copies.order("p", m.Lead(LEADER, 1, rows))
     [error] = copies.told("p", m.Error)
     assert error.request == LEADER
 

@@ -131,7 +131,7 @@ def test_the_new_leader_goes_on_with_backups_that_have_all_that_it_has() -> None
     give_up(copies)
     ((_, _, numbers),) = yielded(copies)
     equal = {**row("c", 3, of="b"), "number": numbers["3"]}
-    copies.order("b", m.Promote(2, 2, {"rows": [equal]}))
+    copies.order("b", m.Lead(2, 2, {"rows": [equal]}))
     copies.order("p", m.Discard(LEADER, 1))
     copies.wait(1.0)
     before = copies.sent["Replicate"]
@@ -172,4 +172,4 @@ def test_values_of_the_new_leader_are_those_of_the_old_one() -> None:
     (values,) = [answer for answer in copies.answers("w", "b") if isinstance(answer, m.Values)]
     assert values.versions == (1,)
     assert not copies.told("p", m.Committed)
-    assert not [got for got in copies.told("p", m.Replicas)]
+    assert not [got for got in copies.told("p", m.Lead)]

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from zmqps.core.coordinator.journal import Changed, KeptDict, KeptRecord, Plain, nothing, unkept
 from zmqps.core.coordinator.members.membership import MemberInfo
 from zmqps.core.protocol.events import Action, Send
-from zmqps.core.protocol.messages import Promote, Replicas
+from zmqps.core.protocol.messages import Lead
 from zmqps.core.protocol.security.keys import LOADER, proof_of, shard_key, ticket_of
 
 #: A server answers within milliseconds; one that did not may not have received it.
@@ -180,9 +180,8 @@ class ReplicaSet:
 
     def told(self, leader: Replica) -> Action:
         """Return what a leader was told and has not confirmed."""
-        if leader.order is Order.PROMOTE:
-            return Send(leader.server.peer, Promote(leader.epoch, leader.generation))
-        return Send(leader.server.peer, Replicas(leader.epoch, leader.generation, self.rows_of_backups(leader)))
+        backups = {} if leader.order is Order.PROMOTE else {"rows": [], **self.rows_of_backups(leader)}
+        return Send(leader.server.peer, Lead(leader.epoch, leader.generation, backups))
 
     def leader(self, shard: int) -> Replica:
         """Return the copy of a shard that answers workers."""

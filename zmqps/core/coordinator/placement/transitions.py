@@ -21,7 +21,7 @@ from zmqps.core.coordinator.training.steps import Steps
 from zmqps.core.job.keyspace import Placement
 from zmqps.core.job.recut import parents
 from zmqps.core.protocol.events import Action, Log, Send
-from zmqps.core.protocol.messages import ChangeKind, Cut, Hold, Leading, Promote, Yield, Yielded
+from zmqps.core.protocol.messages import ChangeKind, Cut, Hold, Lead, Leading, Yield, Yielded
 from zmqps.errors import PSError, listed
 
 #: A leader that has not given up its place after so long keeps it, and workers wait no longer for the next step.
@@ -308,7 +308,7 @@ class Handovers(Transitions):
         if handover.phase is Phase.FREEZE:
             return Send(old.server.peer, Yield(old.epoch, old.generation))
         equals = self._copies.rows_of_equals(new, handover.numbers)
-        return Send(new.server.peer, Promote(new.epoch, old.generation + 1, equals))
+        return Send(new.server.peer, Lead(new.epoch, old.generation + 1, equals))
 
     def _put_off(self, handover: Handover, seconds: float, now: float) -> list[Action]:
         handover.not_before, handover.late = now + seconds, False

@@ -42,9 +42,8 @@ from zmqps.core.protocol.messages.moving import View as View
 from zmqps.core.protocol.messages.notes import Note as Note
 from zmqps.core.protocol.messages.notes import Noted as Noted
 from zmqps.core.protocol.messages.notes import checked_entries as checked_entries
+from zmqps.core.protocol.messages.replication import Lead as Lead
 from zmqps.core.protocol.messages.replication import Leading as Leading
-from zmqps.core.protocol.messages.replication import Promote as Promote
-from zmqps.core.protocol.messages.replication import Replicas as Replicas
 from zmqps.core.protocol.messages.replication import Replicate as Replicate
 from zmqps.core.protocol.messages.replication import Replicated as Replicated
 from zmqps.core.protocol.messages.resizing import Cut as Cut

@@ -61,7 +61,7 @@ class Assign(Message):
     ``ledgers`` true, what is kept there of workers' pushes is taken, too, for these workers go on with it; with
     ``anew`` true nothing of that, for they have numbered their pushes anew since. With ``cut`` true it is filled from
     other copies on that server, at `Cut`. ``backup``
-    is 1 for a copy that follows a leader, which has ``backups`` as in `Replicas`; both are of this ``generation``.
+    is 1 for a copy that follows a leader, which has ``backups`` as in `Lead`; both are of this ``generation``.
     """
 
     kind: ClassVar[int] = 12

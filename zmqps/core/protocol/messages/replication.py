@@ -65,28 +65,17 @@ class Replicated(Message):
 
 
 @immutable
-class Replicas(Message):
-    """The coordinator tells a leader its backups: these, and no others, confirm from now on what it acknowledges.
+class Lead(Message):
+    """The coordinator lets a copy lead its shard: a backup takes over, and takes nothing of the old leader any more.
 
     ``backups`` holds ``rows``: for each ``name``, ``rank`` and ``endpoint`` of its server, the copy's ``epoch``, the
-    ``ticket`` to show there and the ``proof`` to expect, in hex. What is older than ``generation`` counts no more.
+    ``ticket`` to show there and the ``proof`` to expect, in hex. These, and no others, confirm from now on what the
+    leader acknowledges. One that has all that the leader has comes with the ``number`` of the last record there, which
+    the next one follows. Without ``rows`` it is not known what copies there have, and backups stay as they were. What
+    is older than ``generation`` counts no more.
     """
 
-    kind: ClassVar[int] = 62
-    epoch: U32
-    generation: U64
-    backups: Plain
-
-
-@immutable
-class Promote(Message):
-    """The coordinator makes a backup the leader of its shard: it takes nothing of the old one any more.
-
-    ``backups``, as in `Replicas`, have all that it has: each row has the ``number`` of the last record there, which the
-    next one follows. Empty where the old leader was lost: then what they have is not known.
-    """
-
-    kind: ClassVar[int] = 63
+    kind: ClassVar[int] = 88
     epoch: U32
     generation: U64
     backups: Plain = field(default_factory=dict)
@@ -94,10 +83,7 @@ class Promote(Message):
 
 @immutable
 class Leading(Message):
-    """A copy leads its shard, with the backups of this ``generation`` and no others; ``step`` steps are committed.
-
-    Answer to `Replicas` of the one that has led before, and to `Promote` of the one that does since.
-    """
+    """A copy leads its shard, with the backups of this ``generation`` and no others; ``step`` steps are committed."""
 
     kind: ClassVar[int] = 86
     epoch: U32

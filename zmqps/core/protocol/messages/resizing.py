@@ -53,7 +53,7 @@ class Yield(Message):
     """A leader is to give up its place to a copy that has all: it answers for the shard no more.
 
     It waits until its backups have confirmed all it has done. In the synchronous mode it goes on as before where it has
-    gradients of a step that is not committed. `Replicas` of a newer generation gives it its place back.
+    gradients of a step that is not committed. `Lead` of a newer generation gives it its place back.
     """
 
     kind: ClassVar[int] = 77

@@ -97,23 +97,19 @@ class ReplicaStreams(AnswerGate):
     def _stream_of(self, tenant: Tenant) -> Stream | None:
         return self.streams.get(tenant.assign.epoch)
 
-    def retarget(self, message: m.Replicas, now: float) -> list[Action]:
-        """The backups of a leader have changed."""
+    def lead(self, message: m.Lead, now: float) -> list[Action]:
+        """A copy leads its shard: it takes over, unless it has already; or its backups have changed."""
         tenant = self._host.tenant_of(message.epoch)
         if message.generation < tenant.generation:
             return []
-        if tenant.follows:
-            raise JobError("this copy is a backup: it has none before it is promoted")
-        if tenant.yielding and message.generation > tenant.generation:  # it stays the leader
+        actions = [self._take_over(tenant, message.generation)] if tenant.follows else []
+        if message.generation > tenant.generation:  # it stays the leader
             tenant.yielding = False
-        actions = self._retarget(tenant, message.backups, now)
+        if "rows" in message.backups:  # before any change that they do not have
+            actions += self._retarget(tenant, message.backups, now)
         tenant.generation = message.generation
-        return [self._leading(tenant), *actions]
-
-    def _leading(self, tenant: Tenant) -> Send:
-        """Report that this copy leads with the backups that it was last sent."""
         step = 0 if tenant.shard is None else tenant.shard.version
-        return Send(COORDINATOR, m.Leading(tenant.assign.epoch, tenant.generation, step))
+        return [Send(COORDINATOR, m.Leading(message.epoch, message.generation, step)), *actions]
 
     def _retarget(self, tenant: Tenant, backups: Any, now: float) -> list[Action]:
         rows = {row["epoch"]: row for row in _rows(backups)}
@@ -169,28 +165,19 @@ class ReplicaStreams(AnswerGate):
         self._peers[follower.peer].pop(epoch, None)
         self._leaders.pop(epoch, None)
 
-    def promote(self, message: m.Promote, now: float) -> list[Action]:
-        """A backup becomes the leader, unless it is that already."""
-        tenant = self._host.tenant_of(message.epoch)
-        if message.generation < tenant.generation:
-            return []
-        shard = tenant.built()
-        actions: list[Action] = []
-        if (backup := self.backups.get(message.epoch)) is not None:
-            if backup.broken is not None:
-                raise backup.broken.again()
-            if not shard.loaded:
-                raise JobError(f"this backup of shard {shard.index} is not whole: it cannot be promoted")
-            del self.backups[message.epoch]
-            tenant.follows = False
-            shard.came.filling, tenant.ledgers.inherited = False, True
-            if message.backups:  # before any change that they do not have
-                actions += self._retarget(tenant, message.backups, now)
-            text = f"job {tenant.name!r}: this server is the leader of shard {shard.index} now, with all up to record "
-            text += f"{backup.number} of the one before (generation {message.generation})"
-            actions.append(Log("warning", text, job=tenant.name))
-        tenant.generation = message.generation
-        return [*actions, self._leading(tenant)]
+    def _take_over(self, tenant: Tenant, generation: int) -> Action:
+        """A backup becomes the leader."""
+        shard, backup = tenant.built(), self.backups[tenant.assign.epoch]
+        if backup.broken is not None:
+            raise backup.broken.again()
+        if not shard.loaded:
+            raise JobError(f"this backup of shard {shard.index} is not whole: it cannot be promoted")
+        del self.backups[tenant.assign.epoch]
+        tenant.follows = False
+        shard.came.filling, tenant.ledgers.inherited = False, True
+        text = f"job {tenant.name!r}: this server is the leader of shard {shard.index} now, with all up to record "
+        text += f"{backup.number} of the one before (generation {generation})"
+        return Log("warning", text, job=tenant.name)
 
     def give_up_place(self, message: m.Yield, now: float) -> list[Action]:
         """Stop answering for a shard, and report when the backups have everything: one of them will be the leader.
@@ -467,7 +454,7 @@ def _check_job(assign: m.Assign) -> None:
 
 
 def _rows(backups: Any) -> list[dict[str, Any]]:
-    """Return the rows of `Replicas`; raise `ProtocolError` unless they name servers and copies."""
+    """Return the rows of backups; raise `ProtocolError` unless they name servers and copies."""
     rows = backups.get("rows", [])
     if type(rows) is not list or len(rows) > MAX_BACKUPS:
         raise ProtocolError(f"a shard has up to {MAX_BACKUPS} backups")
