@@ -204,7 +204,7 @@ class Requests:
 
         They are checked on the way, and so is all else that might be wrong with them by what takes them.
         """
-        if not self.staging.suits or self.buffers is not None or not self._in_place():
+        if not self.staging.suits or self._small is not None or self.buffers is not None or not self._in_place():
             return None
         if check_codec(self.job.push_codec if codec is None else codec, pulls=False) != RAW:
             return None
@@ -232,9 +232,7 @@ class Requests:
         if type(examples) is not int or not 1 <= examples <= MAX_COUNT:  # inline: this runs in each step
             examples = checks.whole("examples", examples, 1, MAX_COUNT)
         small: list[Array] | None = None
-        own = staged
-        if own is None and self.buffers is not None and isinstance(grads, Mapping) and self.buffers.are(grads):
-            own = self.buffers
+        own = self._own(grads) if staged is None else staged
         if own is not None:
             plain: Mapping[int, Array] | None = own.flat
         elif self._small is not None and self._joins and (small := self._small.plain(grads)) is not None:
@@ -260,8 +258,8 @@ class Requests:
         push = PushTransfer(cargoes=cargoes, source=source, examples=examples, atomic=atomic, whole=whole)
         if not whole and (step is None or self.job.mode != "async"):  # else it is intentional
             push.lacking, push.expected = lacking, len(self._trained)
-        port = self._encoder.port_for(source.codec, arrays) if plain is None and self._clip_norm is None else None
-        if port is not None:
+        coded = plain is None and self._clip_norm is None
+        if coded and (port := self._encoder.port_for(source.codec, arrays)) is not None:
             source.nonfinite, source.encoded = self._encoder.encode(port, source.codec, arrays, cargoes, atomic=atomic)
             return push, complete
         if small is not None and self._small is not None:
@@ -272,12 +270,20 @@ class Requests:
         if self._clip_norm is not None:
             total = sum(squares(array) for n, array in enumerate(flat) if array is not None and n in self._trained)
             push.terms = terms_of(scale_to(self._clip_norm, total), ())
-        if own is None and self.buffers is not None and self.buffers.hold(flat):
-            own = self.buffers
-        if own is not None:
-            source.tables = own.tables
-            source.in_place = NOTHING_COPIED_NBYTES if own.shared and self._in_place() else 0
+        if own is not None or (self.buffers is not None and self.buffers.hold(flat)):
+            self._refer(source, own or self.buffers)
         return push, complete
+
+    def _refer(self, source: Source, own: GradientBuffers | None) -> None:
+        """Push gradients from the tables that they lie in, by reference where servers read those."""
+        assert own is not None
+        source.tables = own.tables
+        source.in_place = NOTHING_COPIED_NBYTES if own.shared and self._in_place() else 0
+
+    def _own(self, grads: Mapping[str, Any]) -> GradientBuffers | None:
+        """Return the buffers of `gradient_buffers`, if these are their arrays."""
+        buffers = self.buffers
+        return buffers if buffers is not None and isinstance(grads, Mapping) and buffers.are(grads) else None
 
     def put(self, values: Mapping[str, Any], sort: float, examples: int, *, step: bool) -> PushTransfer:
         """Return the transfer of `zmqps.Worker.set` (`SET`) and `zmqps.Worker.average` (`SET_TO_MEAN`)."""
