@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -84,6 +86,7 @@ def test_what_is_pushed_is_what_the_arrays_held_when_the_call_began(
             assert same(got, expected)
         assert staged == [True] * 6
         assert 0 < worker.statistics().shared_bytes
+    assert worker.statistics().shared_bytes == 0
 
 
 @pytest.mark.processes
@@ -114,7 +117,52 @@ def test_what_cannot_be_staged_goes_as_it_did(cluster: Cluster, staged: list[boo
         worker.push(values(4), codec="raw")
         worker.push_async(values(5)).result(PATIENCE)
         assert same(worker.pull(), expected)
-    assert staged == [False] * 3 + [True]
+    assert staged == [False] * 2 + [True]
+
+
+@pytest.mark.processes
+def test_a_blocking_call_begins_behind_what_was_asked_for_before(cluster: Cluster) -> None:
+    with zmqps.connect(cluster.address) as worker:
+        start(worker)
+        for _ in range(50):
+            worker.pull(["p0"])  # from here on the background thread rests
+            pushed = worker.push_async({"p0": np.ones(1, np.float32)})
+            assert worker.pull(["p0"])["p0"] == values(0)["p0"] - worker.pull(["p0"]).version
+            pushed.result(PATIENCE)
+
+
+@pytest.mark.processes
+def test_of_pushes_that_fail_a_few_give_up_their_memory(cluster: Cluster, staged: list[bool]) -> None:
+    with zmqps.connect(cluster.address) as one, zmqps.connect(cluster.address) as other:
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(lambda worker: start(worker, staleness=0), (one, other)))
+        with pytest.raises(zmqps.errors.ConfigurationError):
+            one.push(values(1), examples=0)  # of which nothing was sent
+        nbytes = one.statistics().shared_bytes
+        assert nbytes > 0
+        for number in range(inplace.MOST_PARTED + 2):
+            with pytest.raises(zmqps.errors.DeadlineError):
+                one.push_pull(values(number), timeout=0.3, step=not number)
+            assert one.statistics().shared_bytes == 0
+    assert staged == [True] * (inplace.MOST_PARTED + 1) + [False]
+
+
+@pytest.mark.parametrize("options", [{}, {"replicas_to_aggregate": 2}], ids=["parts of a step", "more than workers"])
+def test_what_a_lost_leader_had_of_a_step_is_brought_as_it_was_pushed(options: dict[str, int]) -> None:
+    size = 1 << 18
+    with zmqps.LocalCluster(2, replicas=1, heartbeat_timeout=2.0) as local, zmqps.connect(local.address) as worker:
+        worker.init({"w": np.zeros(size, np.float32)}, optimizer=zmqps.optim.sgd(1.0), staleness=0, **options)
+        worker.pull()
+        worker.push_pull({"w": np.full(size, -1, np.float32)}, **({} if options else {"step": False}))
+        if not options:
+            worker.push_pull({"w": np.full(size, -4, np.float32)}, step=False)
+        os.kill(next(pid for name, pid in local.pids.items() if name.startswith("server")), signal.SIGKILL)
+        if options:
+            got = worker.push_pull({"w": np.full(size, -4, np.float32)})
+        else:
+            worker.advance()
+            got = worker.pull()
+        assert np.unique(got["w"]).tolist() == [2.5]
 
 
 @pytest.mark.processes
@@ -169,7 +217,7 @@ def test_without_memory_for_it_all_is_the_same(
 def test_with_little_memory_left_none_is_taken(
     cluster: Cluster, staged: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inplace, "available_nbytes", lambda: 4 << 20)
+    monkeypatch.setattr(inplace, "available_nbytes", lambda: 2 << 20)
     with zmqps.connect(cluster.address) as worker:
         start(worker)
         for _ in range(2):

@@ -11,7 +11,7 @@ import numpy as np
 
 from zmqps.client.tensors import LOOKED_AT, copy_finite
 from zmqps.core.job.keyspace import KeySpace
-from zmqps.core.job.spec import Parameter
+from zmqps.core.job.spec import JobSpec, Parameter
 from zmqps.core.protocol.arrays import Array
 from zmqps.net.system.available import available_nbytes
 
@@ -77,8 +77,11 @@ class GradientBuffers:
 
 #: Below this a push is copied to the connection faster than its memory is looked up.
 STAGED_NBYTES = 1 << 20
-#: The part of the memory that is left which staging takes at most: pages that are not there end a process.
-MOST_OF_MEMORY = 0.25
+#: The part of the memory that is left which the staging of all workers takes at most: pages that are not there end a
+#: process. All workers may be on this host.
+MOST_OF_MEMORY = 0.5
+#: Servers keep what a failed push gave up mapped for a while: after so many, staging ends.
+MOST_PARTED = 4
 
 
 class Staging:
@@ -89,22 +92,30 @@ class Staging:
 
     Parameters
     ----------
-    parameters, empty, part
+    job
+        Whose gradients they are.
+    empty, part
         As of `GradientBuffers`.
+    num_workers
+        Of the cluster.
     """
 
     def __init__(
         self,
-        parameters: tuple[Parameter, ...],
+        job: JobSpec,
         empty: Callable[[int, np.dtype[Any]], Array],
         part: Callable[[Array], None],
+        num_workers: Callable[[], int] = lambda: 1,
     ) -> None:
-        trained = [parameter for parameter in parameters if not parameter.buffer]
+        trained = [parameter for parameter in job.parameters if not parameter.buffer]
         self._nbytes = sum(parameter.size * parameter.storage_dtype.itemsize for parameter in trained)
         #: Whether pushes of this job are worth it.
         self.suits = self._nbytes >= STAGED_NBYTES and all(p.storage_dtype in LOOKED_AT for p in trained)
-        self._parameters, self._empty, self._part, self._number = parameters, empty, part, len(trained)
+        self.suits = self.suits and job.nonfinite == "reject"
+        self.number = len(trained)  # of arrays
+        self._parameters, self._empty, self._part, self._num_workers = job.parameters, empty, part, num_workers
         self._buffers: GradientBuffers | None = None
+        self._num_parted = 0
         self._taken = threading.Lock()
 
     def take(self, plain: Mapping[int, Array]) -> GradientBuffers | None:
@@ -113,21 +124,26 @@ class Staging:
         None where they are not all of them, not of the job's dtypes, contiguous and finite; while another push is here;
         and where there is little memory for them, which is asked for once.
         """
-        if len(plain) != self._number or not self._taken.acquire(blocking=False):
+        if len(plain) != self.number or not self._taken.acquire(blocking=False):
             return None
-        staged = None
         try:
-            with suppress(MemoryError, OSError):
-                if self._buffers is None:
-                    self.suits = self._nbytes <= MOST_OF_MEMORY * available_nbytes()
-                    if not self.suits:
-                        return None
-                    self._buffers = GradientBuffers(self._parameters, self._empty, self._part)
-                staged = self._fill(self._buffers, plain)
-        finally:
-            if staged is None:
-                self._taken.release()
+            staged = self._staged(plain)
+        except BaseException:
+            self._taken.release()
+            raise
+        if staged is None:
+            self._taken.release()
         return staged
+
+    def _staged(self, plain: Mapping[int, Array]) -> GradientBuffers | None:
+        try:
+            if self._buffers is None and self.suits:
+                most = MOST_OF_MEMORY * available_nbytes()
+                self.suits = self._num_parted < MOST_PARTED and self._nbytes * max(1, self._num_workers()) <= most
+                self._buffers = GradientBuffers(self._parameters, self._empty, self._part) if self.suits else None
+            return None if self._buffers is None else self._fill(self._buffers, plain)
+        except (MemoryError, OSError):
+            return None
 
     def _fill(self, buffers: GradientBuffers, plain: Mapping[int, Array]) -> GradientBuffers | None:
         pairs = []
@@ -140,8 +156,15 @@ class Staging:
 
     def give_back(self, *, is_read: bool) -> None:
         """The push is over; ``is_read``: servers may still read its gradients, so the next one is copied elsewhere."""
-        if is_read and self._buffers is not None:
-            with suppress(OSError):  # they read memory that nobody writes to any more
-                self._buffers.part()
-            self._buffers = None
-        self._taken.release()
+        try:
+            if is_read and self._buffers is not None:
+                self._num_parted += 1
+                with suppress(OSError):  # they read memory that nobody writes to any more
+                    self._buffers.part()
+                self._buffers = None
+        finally:
+            self._taken.release()
+
+    def end(self) -> None:
+        """Stage nothing more: the worker is closed, or the program computes in place."""
+        self.suits, self._buffers = False, None

@@ -126,6 +126,10 @@ class Puller(Connection):
             worker = me()  # no cycle, which would keep a worker without references alive
             return worker is not None and worker._reads_in_place()
 
+        def num_workers() -> int:
+            worker = me()
+            return 1 if worker is None else worker.num_workers
+
         def attach(value: Attached) -> None:
             self._named |= init.job is not None
             self._restored = value.restored
@@ -139,6 +143,7 @@ class Puller(Connection):
                     reads_in_place,
                     self._buffers,
                     self._arenas.part,
+                    num_workers,
                 )
 
         return self._submit(init, timeout, attach)
@@ -226,6 +231,8 @@ class Puller(Connection):
             for name, cache in self._caches.items():
                 cache.leave(None if requests is None else Call(self, requests.table(name), None))
         super().close(timeout=timeout)
+        if self._requests is not None:
+            self._requests.staging.end()
 
     def pull(
         self,

@@ -40,10 +40,10 @@ class Pusher(Puller):
         Parameters
         ----------
         grads : mapping of str to array
-            Gradients of some or all parameters; None: no gradient in this step. Contiguous ones are not copied.
-            `gradient_buffers` are not even sent to a server on this host. Those on a GPU are copied to this host before
-            this returns, after pending work of their library; for ``bf16``, ``fp16``, ``int8`` and ``topk`` they are
-            encoded first.
+            Gradients of some or all parameters; None: no gradient in this step. Contiguous ones are sent from where
+            they lie; for servers on this host they are copied once, to memory that those read. `gradient_buffers` are
+            not even copied. Those on a GPU are copied to this host before this returns, after pending work of their
+            library; for ``bf16``, ``fp16``, ``int8`` and ``topk`` they are encoded first.
         timeout : float, optional
             Seconds; by default as `connect` says, at least 60.
         atomic : bool
@@ -71,9 +71,10 @@ class Pusher(Puller):
         """
         refuse_in_callback()
         requests = self._requests or self._job(timeout)
-        staged, is_read = requests.stage(grads, codec), True
+        staged, is_read = requests.stage(grads, codec), False
         try:
             push, _ = requests.push(grads, examples, codec, atomic=atomic, step=step, staged=staged)
+            is_read = True
             self._complete(Exchange(push=push), timeout)
             is_read = False
         finally:
@@ -113,10 +114,10 @@ class Pusher(Puller):
         """
         refuse_in_callback()
         requests = self._requests or self._job(timeout)
-        staged, is_read, is_lent = requests.stage(grads, codec), True, False
+        staged, is_read, is_lent = requests.stage(grads, codec), False, False
         try:
             push, pull, result = requests.push_pull(grads, out, examples, codec, pull_codec, copy, step, staged)
-            is_lent = bool(push.source.in_place) and requests.lend(push, pull)
+            is_lent, is_read = bool(push.source.in_place) and requests.lend(push, pull), True
             params: Params = self._complete(Exchange(push=push, pull=pull), timeout, result)
             is_read = False
             return params

@@ -73,6 +73,8 @@ class Requests:
         Those of the previous job, kept if the job is the same.
     part
         Releases an array made by ``empty`` to the servers: they do not see what is written to it later.
+    num_workers
+        How many workers the cluster has.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class Requests:
         in_place: Callable[[], bool] = lambda: False,
         buffers: GradientBuffers | None = None,
         part: Callable[[Array], None] = lambda table: None,
+        num_workers: Callable[[], int] = lambda: 1,
     ) -> None:
         self.job = attached.job
         self._index = {parameter.name: i for i, parameter in enumerate(self.job.parameters)}
@@ -106,7 +109,7 @@ class Requests:
         self._trained -= self._set_only
         self._encoder = Encoder(self.job, handover, watched_coding())
         self._empty, self._part = empty, part
-        self.staging = Staging(self.job.parameters, empty, part)
+        self.staging = Staging(self.job, empty, part, num_workers)
         self._in_place = in_place
         self.buffers = buffers if buffers is not None and buffers.parameters == self.job.parameters else None
 
@@ -138,6 +141,7 @@ class Requests:
 
     def gradient_buffers(self) -> GradientBuffers:
         """Return the arrays of `zmqps.Worker.gradient_buffers`."""
+        self.staging.end()
         if self.buffers is None:
             self.buffers = GradientBuffers(self.job.parameters, self._empty, self._part)
         return self.buffers
@@ -204,12 +208,15 @@ class Requests:
 
         They are checked on the way, and so is all else that might be wrong with them by what takes them.
         """
-        if not self.staging.suits or self._small is not None or self.buffers is not None or not self._in_place():
+        staging = self.staging
+        if not staging.suits or self._small is not None or self.buffers is not None or not self._in_place():
+            return None
+        if not isinstance(grads, Mapping) or len(grads) != staging.number:
             return None
         if check_codec(self.job.push_codec if codec is None else codec, pulls=False) != RAW:
             return None
         plain = plain_ones(grads, self.job.parameters, self._index)
-        return None if plain is None else self.staging.take(plain)
+        return None if plain is None else staging.take(plain)
 
     def push(
         self,

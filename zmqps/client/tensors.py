@@ -375,7 +375,10 @@ def are_finite(arrays: Sequence[Array]) -> bool:
         return _look(arrays)
     blocks = list(_blocks(arrays))
     middle = len(blocks) // 2
-    other = helper().submit(_look, blocks[middle:])
+    try:
+        other = helper().submit(_look, blocks[middle:])
+    except RuntimeError:  # the interpreter is about to end, and starts no more threads
+        return _look(blocks)
     return _look(blocks[:middle]) and other.result()
 
 
@@ -399,7 +402,10 @@ def copy_finite(pairs: Sequence[tuple[Array, Array]]) -> bool:
     while half > 0:
         half -= blocks[middle][0].nbytes
         middle += 1
-    other = helper().submit(_copy, blocks[middle:])
+    try:
+        other = helper().submit(_copy, blocks[middle:])
+    except RuntimeError:  # the interpreter is about to end, and starts no more threads
+        return _copy(blocks)
     try:
         found = _copy(blocks[:middle])
     finally:
@@ -424,9 +430,10 @@ def _copy(blocks: Sequence[tuple[Array, Array]]) -> bool:
 
 
 def warm_up() -> None:
-    """Compile the loop of `are_finite`."""
+    """Compile the loops of `are_finite` and `copy_finite`."""
     for dtype in (np.float32, np.float64):
         are_finite([np.empty(0, dtype)])
+        copy_loop(np.dtype(dtype))
 
 
 def _joined(arrays: Sequence[Array]) -> list[Array]:

@@ -254,7 +254,8 @@ class SessionThread:
         outcome = Outcome()
         entry = Submitted(outcome, operation, result or (lambda value: value))
         begin = self._beginning(operation, timeout, entry)
-        if self._turns is not None and self._turns.resting and not (self._ended or self.forked or self._defect):
+        waits = self._ended or self.forked or self._defect or self._calls  # what was asked for before begins before
+        if self._turns is not None and self._turns.resting and not waits:
 
             def enter() -> None:
                 self._pending[outcome] = entry

@@ -33,7 +33,7 @@ class ShardMoves:
     """The moves of one session's shards.
 
     Servers keep the gradients of a synchronous step until it is committed, and a backup has none of them. So a worker
-    keeps its gradients until it may proceed: in place, if the user waits for that; else as copies.
+    keeps its gradients until it may proceed: in place, if the user's call waits for that; else as copies.
     """
 
     def __init__(self, session: SessionKernel) -> None:
@@ -78,9 +78,20 @@ class ShardMoves:
         """All shards have a push: keep it until its step is over."""
         if not push.attempt:
             return
-        waits = isinstance(operation, Exchange) and operation.pull is not None
-        source = _as_sent(push) if waits and not push.blobs else _copied(push)
-        self._kept.append(_like(push, push.cargoes, source))
+        self._kept.append(_like(push, push.cargoes, self._apart(push, operation)))
+
+    def _apart(self, push: PushTransfer, operation: Operation) -> Source:
+        """Return what to send of a push again, which stays as it is until the push's step is over.
+
+        The arrays are the user's, or memory for one push at a time: both are written to once the call has returned. A
+        push_pull of the whole model returns with the values after its step, unless a step takes more gradients than
+        there are workers; a part of the model, or a push alone, returns before.
+        """
+        attached = self._session.attached
+        assert attached is not None
+        waits = isinstance(operation, Exchange) and operation.pull is not None and push.whole
+        stays = waits and attached.job.aggregate is None and not push.blobs
+        return _as_sent(push) if stays else _copied(push)
 
     def _proceeded(self, now: float) -> None:
         """All steps before this one are committed, and the backups have them."""
@@ -125,14 +136,17 @@ class ShardMoves:
             return []
         link, again = self._links.by_shard[shard], list[tuple[ReplayGradients, PushTransfer]]()
         under_way = self._session.transfers.under_way.items()
-        begun = [push for push, operation in under_way if not isinstance(operation, ReplayGradients)]
-        for push in [*self._kept, *(push for push in begun if isinstance(push, PushTransfer) and push.attempt)]:
+        pushes: list[tuple[PushTransfer, Operation | None]] = [(push, None) for push in self._kept]
+        for begun, operation in under_way:
+            if isinstance(begun, PushTransfer) and begun.attempt and not isinstance(operation, ReplayGradients):
+                pushes.append((begun, operation))
+        for push, by in pushes:
             unanswered = {cargo for request in link.requests_of(push) for cargo in request.cargoes}
             cargoes = tuple(cargo for cargo in push.cargoes[shard] if cargo not in unanswered)
             if cargoes and push.step >= self._pace.clock - 1:
                 where: list[tuple[Cargo, ...]] = [() for _ in push.cargoes]
                 where[shard] = cargoes
-                source = _as_sent(push) if not push.blobs else _copied(push)
+                source = push.source if by is None else self._apart(push, by)
                 part = _like(push, tuple(where), source)
                 again.append((ReplayGradients(deadline=inf, shard=shard, revision=revision), part))
         return again
