@@ -12,7 +12,7 @@ from zmqps.client.inplace import GradientBuffers, Staging
 from zmqps.client.naming import check_names
 from zmqps.client.small import SmallTensors, are_writeable
 from zmqps.client.sparse.rows import RowRequests
-from zmqps.client.tensors import Destination, Tables, copy_ahead, flatten, look, plain_ones
+from zmqps.client.tensors import Destination, Tables, flatten, look, plain_ones
 from zmqps.codecs import Codec
 from zmqps.core.job.keyspace import Placement
 from zmqps.core.job.norms import scale_to, squares
@@ -399,8 +399,7 @@ class Requests:
         if copy is not True and not checks.flag("copy", copy) and out is not None:
             raise ConfigurationError("copy=False returns values where they lie; with out= they are copied there")
         parameters = self.job.parameters
-        codec = self.job.pull_codec if codec is None else check_codec(codec, pulls=True)
-        target = Target(codec=codec, copy=copy_ahead)
+        target = Target(codec=self.job.pull_codec if codec is None else check_codec(codec, pulls=True))
         if out is not None:
             if self._small is not None and not each and (small := self._small.plain(out)) and are_writeable(small):
                 landing, kept = self._small.landing(), self._small

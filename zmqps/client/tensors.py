@@ -16,7 +16,6 @@ from zmqps.client.beside import NUM_THREADS, helper
 from zmqps.client.naming import check_names
 from zmqps.core.job.spec import BUFFER_DTYPES, MAX_NAME_CHARS, STORAGE_DTYPES, Parameter
 from zmqps.core.protocol.arrays import Array
-from zmqps.core.worker.transfer import copy_values
 from zmqps.errors import ConfigurationError, DtypeError, ShapeError
 from zmqps.gpu.handover import Handover, Remote
 from zmqps.optim import all_finite
@@ -31,8 +30,6 @@ NATIVE_DTYPES = frozenset(np.dtype(name) for name in STORAGE_DTYPES if name != "
 #: another wakes.
 SMALL_NBYTES = 4 << 20
 BLOCK_NBYTES = 1 << 20
-#: Less lies in the caches when it is copied.
-AHEAD_NBYTES = 256 << 10
 #: What the loop that copies can look at.
 LOOKED_AT = frozenset((np.dtype(np.float32), np.dtype(np.float64)))
 #: Smaller arrays are checked together: a copy is cheaper than a call for each.
@@ -411,15 +408,6 @@ def copy_finite(pairs: Sequence[tuple[Array, Array]]) -> bool:
     finally:
         others = other.result()  # after an error, too, nothing may be written any more
     return found and others
-
-
-def copy_ahead(place: Array, values: Array) -> None:
-    """Copy as `zmqps.core.worker.transfer.copy_values` does, but ask for the memory of many values early."""
-    large = values.nbytes >= AHEAD_NBYTES and values.dtype == place.dtype and values.dtype in LOOKED_AT
-    if large and place.flags.c_contiguous and place.flags.aligned:
-        copy_loop(values.dtype)(place, values)
-    else:
-        copy_values(place, values)
 
 
 def _copy(blocks: Sequence[tuple[Array, Array]]) -> bool:

@@ -5,7 +5,7 @@ Each has a plan: which elements of which parameters travel with which slice. Gra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -136,11 +136,6 @@ class Source:
             return [piece.astype(cargo.dtype, copy=False) for piece in found]
 
 
-def copy_values(place: Array, values: Array) -> None:
-    """Copy values to where they belong, in the dtype they have there."""
-    np.copyto(place, values, casting="unsafe")
-
-
 @dataclass(slots=True, eq=False, kw_only=True)
 class Target:
     """The target of values, and what has arrived."""
@@ -153,7 +148,6 @@ class Target:
     missing: dict[int, int] | None = None
     arrived: list[int] = field(default_factory=list)  # the complete parameters that are not reported yet
     versions: dict[Cargo, int] = field(default_factory=dict)  # the read version of each slice
-    copy: Callable[[Array, Array], None] = copy_values
 
     def places(self, cargo: Cargo) -> list[Array]:
         """Return the targets of a cargo's values, in their order on the wire."""
@@ -172,12 +166,12 @@ class Target:
         if len(cargoes) == len(places) == len(payload) == 1:  # as in most messages
             [(place, dtype)], nbytes = places, memoryview(payload[0]).nbytes
             if nbytes and nbytes == place.size * dtype.itemsize:
-                self.copy(place, np.frombuffer(payload[0], dtype))
+                np.copyto(place, np.frombuffer(payload[0], dtype), casting="unsafe")
                 self.landed(cargoes[0], versions[0])
                 return
         # the wire has the table's dtype, the caller's arrays may have another
         for run, offset, array in scatter(payload, [(place.size, dtype) for place, dtype in places]):
-            self.copy(places[run][0][offset : offset + array.size], array)
+            np.copyto(places[run][0][offset : offset + array.size], array, casting="unsafe")
         for cargo, version in zip(cargoes, versions, strict=True):
             self.landed(cargo, version)
 
