@@ -277,13 +277,14 @@ class Requests:
         if self._clip_norm is not None:
             total = sum(squares(array) for n, array in enumerate(flat) if array is not None and n in self._trained)
             push.terms = terms_of(scale_to(self._clip_norm, total), ())
-        if own is not None or (self.buffers is not None and self.buffers.hold(flat)):
-            self._refer(source, own or self.buffers)
+        if own is None and self.buffers is not None and self.buffers.hold(flat):
+            own = self.buffers
+        if own is not None:
+            self._refer(source, own)
         return push, complete
 
-    def _refer(self, source: Source, own: GradientBuffers | None) -> None:
+    def _refer(self, source: Source, own: GradientBuffers) -> None:
         """Push gradients from the tables that they lie in, by reference where servers read those."""
-        assert own is not None
         source.tables = own.tables
         source.in_place = NOTHING_COPIED_NBYTES if own.shared and self._in_place() else 0
 

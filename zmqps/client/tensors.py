@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import accumulate
 from typing import Any, TypeVar
 
 import numpy as np
 
 from zmqps import checks
-from zmqps.client.beside import NUM_THREADS, helper
+from zmqps.client.beside import NUM_THREADS, TwoThreads
 from zmqps.client.naming import check_names
 from zmqps.core.job.spec import BUFFER_DTYPES, MAX_NAME_CHARS, STORAGE_DTYPES, Parameter
 from zmqps.core.protocol.arrays import Array
@@ -371,12 +374,7 @@ def are_finite(arrays: Sequence[Array]) -> bool:
     if NUM_THREADS == 1 or sum(array.nbytes for array in arrays) < SMALL_NBYTES:
         return _look(arrays)
     blocks = list(_blocks(arrays))
-    middle = len(blocks) // 2
-    try:
-        other = helper().submit(_look, blocks[middle:])
-    except RuntimeError:  # the interpreter is about to end, and starts no more threads
-        return _look(blocks)
-    return _look(blocks[:middle]) and other.result()
+    return _in_two_threads(_look, blocks, [block.nbytes for block in blocks])
 
 
 def copy_finite(pairs: Sequence[tuple[Array, Array]]) -> bool:
@@ -387,27 +385,17 @@ def copy_finite(pairs: Sequence[tuple[Array, Array]]) -> bool:
     pairs
         Target and source: flat, contiguous, of one dtype, float32 or float64.
     """
-    blocks = [
-        (target[start : start + size], source[start : start + size])
-        for target, source in pairs
-        for size in (BLOCK_NBYTES // source.itemsize,)
-        for start in range(0, source.size, size)
-    ]
-    if NUM_THREADS == 1:
-        return _copy(blocks)
-    half, middle = sum(target.nbytes for target, _ in blocks) // 2, 0
-    while half > 0:
-        half -= blocks[middle][0].nbytes
-        middle += 1
-    try:
-        other = helper().submit(_copy, blocks[middle:])
-    except RuntimeError:  # the interpreter is about to end, and starts no more threads
-        return _copy(blocks)
-    try:
-        found = _copy(blocks[:middle])
-    finally:
-        others = other.result()  # after an error, too, nothing may be written any more
-    return found and others
+    blocks = list(zip(_blocks([to for to, _ in pairs]), _blocks([source for _, source in pairs]), strict=True))
+    return _in_two_threads(_copy, blocks, [source.nbytes for _, source in blocks])
+
+
+def _in_two_threads(work: Callable[[Sequence[T]], bool], blocks: Sequence[T], nbytes: Sequence[int]) -> bool:
+    """Return whether some work finds all blocks to be fine: each thread does half of their bytes."""
+    if NUM_THREADS == 1 or len(blocks) < 2:
+        return work(blocks)
+    sums = list(accumulate(nbytes))
+    middle = bisect_left(sums, sums[-1] / 2) + 1
+    return all(TwoThreads()([partial(work, blocks[:middle]), partial(work, blocks[middle:])]))
 
 
 def _copy(blocks: Sequence[tuple[Array, Array]]) -> bool:

@@ -1,7 +1,7 @@
 """Signals in our processes: a signal that the parent ignores stays ignored, and a script's handler is still called.
 
 ``nohup`` starts a process with SIGHUP ignored, and a shell without job control starts background processes with SIGINT
-ignored. A handler of ours would undo that.
+ignored. A handler of zmqps would undo that.
 """
 
 from __future__ import annotations

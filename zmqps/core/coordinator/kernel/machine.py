@@ -262,7 +262,7 @@ class CoordinatorKernel(Generic[Run]):
         if isinstance(event, Unreachable):  # its key was revoked
             told = Send(event.peer, m.Error.of(0, event.error))
             return [] if member is None else [told, *self.give_up(member, now, DepartureCause.REVOKED)]
-        return []  # who is disconnected may come back; whether a member is lost is for its heartbeats to say
+        return []  # a disconnected member may come back: only its heartbeats tell whether it is lost
 
     def _receive(self, event: Received, member: MemberInfo | None, now: float) -> list[Action]:
         try:
