@@ -11,7 +11,7 @@ import click
 from rich.table import Table
 
 from bench.results import Row, read_rows
-from bench.tables import console, new_table, seconds
+from bench.tables import console, machine_text, new_table, seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ def command(old: Path, new: Path) -> None:
         raise click.ClickException(f"{old} and {new} have no timed case in common")
     for path, environment in ((old, before), (new, after)):
         machine = environment["machine"] or {}
-        named = f"{machine.get('cores')} × {machine.get('cpu')}"
+        named = machine_text(machine) if machine else "an unknown machine"
         console.print(f"{path}: commit {str(environment['commit'])[:12]}, {named}", highlight=False)
     if {key: before["machine"][key] for key in ("cpu", "cores")} != {
         key: after["machine"][key] for key in ("cpu", "cores")

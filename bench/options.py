@@ -13,10 +13,10 @@ from bench import models
 from bench.device import open_or_stand_in, print_step_phases, step_phases
 from bench.phases import phases_of, print_phases
 from bench.plots import write_plots
-from bench.results import Row, write_row, write_rows
+from bench.results import Row, environment, write_row, write_rows
 from bench.rows import ROW_OPTIMIZERS
 from bench.setup import OPTIMIZERS, TRANSPORTS, Setup
-from bench.tables import console, print_rows
+from bench.tables import console, machine_text, print_rows
 from bench.transfer import measure, record
 from zmqps import codecs
 from zmqps.errors import ConfigurationError, ProtocolError
@@ -209,5 +209,6 @@ def keep(rows: Sequence[Row], json_path: Path | None = None, output: Path | None
 def report(row: Row, json_path: Path | None) -> None:
     """Print a row, and write it where that was asked for."""
     print_rows([row])
+    console.print(machine_text(environment()["machine"]), style="dim", highlight=False)
     if json_path is not None:
         write_row(json_path, row)

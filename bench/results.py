@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import subprocess
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
@@ -16,10 +17,14 @@ from typing import Any
 import click
 import psutil
 
-from bench.stats import Times, ratio_spread
+from bench.limits import Copy
+from bench.stats import Times, percentile, ratio_spread
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 ENVIRONMENT = ("machine", "versions", "commit")
+#: The tensors of ResNet-50. Most of what zmqps does with a model costs a part of such a copy, or a few.
+COPIED_NBYTES = 102_228_128
+COPIES = 15
 PACKAGES = ("numba", "numpy", "pyzmq", "msgpack")
 KEY = ("case", "model", "servers", "workers", "transport", "optimizer", "codec", "kernels")
 
@@ -122,9 +127,20 @@ def _machine() -> dict[str, Any]:
         "cpu": models[0].partition(":")[2].strip() if models else platform.processor(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
+        "copy_ms": round(1e3 * _copy_s(), 1),
         "system": platform.platform(),
         "load": round(os.getloadavg()[0], 2),  # other work on the host, if high before the run
     }
+
+
+def _copy_s() -> float:
+    """Return the processor time of copying `COPIED_NBYTES`, which waiting for a core does not lengthen."""
+    copy, seconds = Copy(COPIED_NBYTES), []
+    for _ in range(COPIES):
+        started = time.thread_time()
+        copy.step()
+        seconds.append(time.thread_time() - started)
+    return percentile(seconds, 50)
 
 
 def _versions() -> dict[str, str]:

@@ -64,6 +64,7 @@ def test_rows_survive_a_file(tmp_path: Path) -> None:
     assert rows == [ROW, replace(ROW, case="pull")]
     assert set(environment) == {"machine", "versions", "commit"}
     assert all(environment.values())
+    assert environment["machine"]["copy_ms"] > 0
 
 
 def test_the_file_of_one_case_compares_with_that_of_a_suite(tmp_path: Path) -> None:

@@ -107,11 +107,11 @@ def test_the_key_figures_come_first_and_each_column_has_a_name_of_its_own_and_is
     monkeypatch.setattr(tables, "console", Console(width=132, color_system=None))
     row = Row(case="push_pull", model="resnet50", servers=1, workers=1, transport="tcp", median_s=0.1, limit_s=0.05,
         goodput_gb_s=2.0, ratio_to_limit=2.0, ratio_low=1.9, ratio_high=2.1, bound_s=0.02)  # fmt: skip
-    machine = {"cpu": "A Processor", "cores": 2, "memory_gb": 25.3}
+    machine = {"cpu": "A Processor", "cores": 2, "memory_gb": 25.3, "copy_ms": 11.4}
     tables.print_key_figures([Row(case="core"), row], machine)
     tables.print_rows([Row(case="core"), row])
     said = capsys.readouterr().out
-    assert said.splitlines()[0] == "Key figures on A Processor, 2 cores, 25.3 GB"
+    assert said.splitlines()[0] == "Key figures on A Processor, 2 cores, 25.3 GB, a core copies 102 MB in 11.4 ms"
     assert "2.00 times as long" in said
     heads = next(line for line in said.splitlines() if "p90" in line)
     names = heads.replace("case, servers×workers", "case").split()
