@@ -175,7 +175,7 @@ bench-gpu: $(INSTALLED) ## kernels and whole steps on a GPU, beside its memory a
 bench-gate: $(INSTALLED) ## fail if a case is slower than at the last tag (without one, what is committed), or at BASE=commit, both measured in turns: about eight minutes
 	$(PY) -m bench gate $(if $(BASE),--base '$(BASE)') $(ARGS)
 
-bench-peers: $(INSTALLED) $(PEERS)/.installed ## zmqps beside TensorFlow, PyTorch RPC, DDP, Ray, hivemind and gloo in the same run: ARGS="--targets --runs 5"
+bench-peers: $(INSTALLED) $(PEERS)/.installed ## zmqps beside TensorFlow, PyTorch RPC, Arrow Flight, Ray, gloo, MPI, DDP and hivemind in the same run: ARGS="--targets --runs 5"
 	$(PY) -m bench peers --python $(PEERS)/bin/python $(ARGS)
 
 bench-frameworks: $(FRAMEWORKS)/.installed ## PyTorch alone, DDP and zmqps: the same script three times, as docs/frameworks.md shows
@@ -260,9 +260,11 @@ clean: ## remove .venv, builds and caches; runs/ stays
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(PEERS)/.installed: bench/peers/requirements.txt
-	@echo 'Installing TensorFlow, PyTorch, Ray and hivemind into $(PEERS): about 2 GB, several minutes.'
+	@echo 'Installing TensorFlow, PyTorch, Arrow, Ray, Open MPI and hivemind into $(PEERS): about 2 GB, several minutes.'
 	@test -x '$(PEERS)/bin/pip' || '$(PYTHON)' -m venv '$(PEERS)'
-	$(PEERS)/bin/python -m pip install --quiet --requirement bench/peers/requirements.txt
+	$(PEERS)/bin/python -m pip install --quiet --requirement bench/peers/requirements.txt || \
+	  grep -v '^#' bench/peers/requirements.txt | while read -r peer; do \
+	    $(PEERS)/bin/python -m pip install --quiet "$$peer" || echo "$$peer does not install here: the benchmark names it"; done
 	@touch $@
 
 # The tests that skip where PyTorch, JAX, Keras or pyarrow is missing.

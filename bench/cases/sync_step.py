@@ -17,7 +17,7 @@ import zmqps
 from bench.children import Child, call_all
 from bench.limits import PlainSockets
 from bench.options import in_place_option, phases_option, report, transfer_options
-from bench.peers.process import PeerProcess
+from bench.peers import forms
 from bench.phases import phases_of, print_phases
 from bench.results import Row, timed
 from bench.setup import WARM_UP, Setup
@@ -68,13 +68,9 @@ def _peers_python() -> Path | None:
     return PEERS_PYTHON if PEERS_PYTHON.exists() else Path(sys.executable) if find_spec("torch") else None
 
 
-def _start_gloo(stack: ExitStack, setup: Setup, python: Path | None) -> PeerProcess | None:
-    """Start as many ranks as there are workers."""
-    if python is None:
-        return None
-    optimizer = setup.optimizer if setup.optimizer in ("sgd", "adam") else "sgd"
-    flags = [f"--model={setup.model}", f"--optimizer={optimizer}", "--servers=0", f"--workers={setup.workers}"]
-    return stack.enter_context(PeerProcess(python.absolute(), "bench.peers.gloo", flags))
+def _of_gloo(setup: Setup) -> Setup:
+    """Return what gloo is given: of the optimizers it has two."""
+    return setup if setup.optimizer in ("sgd", "adam") else replace(setup, optimizer="sgd")
 
 
 def measure(setup: Setup, python: Path | None = None) -> Row:
@@ -105,7 +101,8 @@ def measure(setup: Setup, python: Path | None = None) -> Row:
         small = _start(stack, short, SMALL_SLICE_KB << 10)
         limit = stack.enter_context(PlainSockets(setup.transport, setup.servers, setup.workers, nbytes, nbytes))
         link = stack.enter_context(PlainSockets(setup.transport, 1, 1, nbytes, nbytes))
-        gloo = _start_gloo(stack, setup, python or _peers_python())
+        python = python or _peers_python()
+        gloo = stack.enter_context(forms.start("gloo", _of_gloo(setup), python.absolute())) if python else None
         for turn in range(WARM_UP + setup.steps):
             measured = call_all(workers, "steps", f"step {turn}", 1)
             plain, one = limit.steps(1), link.steps(1)
@@ -130,6 +127,7 @@ def measure(setup: Setup, python: Path | None = None) -> Row:
             "barrier_p75_s": percentile(barriers, 75),
             "barrier_p90_s": percentile(barriers, 90),
             **_versus(ours, reduced),
+            "gloo_form": forms.fastest("gloo", _of_gloo(setup), python.absolute()) if python else None,
             "model_nbytes": nbytes,
             "checked": checked,
         },
@@ -153,8 +151,8 @@ def command(json_path: Path | None, phases: bool, **fields: Any) -> None:
     """One synchronous step: every worker pushes, the mean is applied once, every worker pulls.
 
     Steps take turns with plain sockets that move the same bytes, and, where torch is to be had (.venv-peers, or this
-    interpreter), with gloo: an all-reduce of the same tensors over as many ranks as there are workers,
-    and the optimizer in each.
+    interpreter), with gloo: an all-reduce of as many bytes over as many ranks as there are workers, and the optimizer
+    in each, as one tensor or in buckets, whichever is faster.
 
     barrier_s is what the barrier adds to transfers and apply: from the moment that the last worker's
     push is acknowledged to its next values, less the time of a pull for which nothing has to be waited.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -12,10 +12,10 @@ import click
 
 import zmqps
 from bench.children import ChildError
-from bench.peers.process import PeerError
+from bench.peers.process import PeerError, PeerMissing
 from bench.peers.works import TARGETS, Pair, Result, combine, pairs
 from bench.results import check_environment, environment
-from bench.tables import console, new_table, seconds
+from bench.tables import console, machine_text, new_table, seconds
 
 #: A pair that failed is tried again: a machine in use by others is no reason to measure all anew.
 TRIES = 2
@@ -27,7 +27,8 @@ def print_results(results: Sequence[Result]) -> None:
     for r in results:
         times = [seconds(value) for value in (r.zmqps_s, r.peer_s, r.zmqps_min_s, r.peer_min_s)]
         minima = f"{r.zmqps_min_s / r.peer_min_s:.2f}" if r.zmqps_min_s and r.peer_min_s else ""
-        table.add_row(r.work, r.peer, *times, f"{r.ratio:.2f}", _quartiles(r), minima)
+        peer = f"{r.peer} ({r.form})" if r.form else r.peer
+        table.add_row(r.work, peer, *times, f"{r.ratio:.2f}", _quartiles(r), minima)
     console.print(table)
 
 
@@ -59,11 +60,15 @@ def combined(results: Sequence[Result]) -> list[Result]:
     return [combine(found) for found in runs.values()]
 
 
-def write_results(path: Path, results: Sequence[Result]) -> None:
-    """Write them with machine, versions and commit: each pair with its target and verdict, and each run of it."""
+def write_results(path: Path, results: Sequence[Result], missing: Mapping[str, str]) -> None:
+    """Write them with machine, versions and commit: each pair with its target and verdict, and each run of it.
+
+    ``missing`` has the reason for each peer that is not installed.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     rows = [{**asdict(result), "target": result.target, "verdict": result.verdict} for result in combined(results)]
-    content = {**environment(), "rows": rows, "runs": [asdict(result) for result in results]}
+    runs = [asdict(result) for result in results]
+    content = {**environment(), "rows": rows, "missing": missing, "runs": runs}
     path.write_text(json.dumps(content, indent=1) + "\n")
 
 
@@ -77,10 +82,18 @@ def read_results(path: Path) -> list[Result]:
 
 
 def run_pair(pair: Pair, steps: int) -> list[Result]:
-    """Do what a pair does, again if it fails; return nothing if it keeps failing."""
+    """Do what a pair does, again if it fails; return nothing if it keeps failing.
+
+    Raises
+    ------
+    PeerMissing
+        What the peer needs is not installed.
+    """
     for attempt in range(1, TRIES + 1):
         try:
             return pair.run(steps)
+        except PeerMissing:
+            raise
         except (PeerError, ChildError, zmqps.PSError, RuntimeError) as error:
             words = f"{pair.title} failed, attempt {attempt} of {TRIES}: {error}"
             console.print(words, style="red", highlight=False, markup=False)
@@ -125,9 +138,10 @@ def command(
 ) -> None:
     """Let zmqps and other systems do the same work in turns; print zmqps' time over theirs.
 
-    How each peer is set up: bench/peers/README.md. What fails twice is reported, the others go on;
-    then the exit code is 1. A target that is missed is no failure. A machine is as it is for minutes: several
-    runs, one after the other over all pairs, say more than as many steps at once.
+    How each peer is set up: bench/peers/README.md. Each is compared in the form that is fastest here. What is not
+    installed is named, and the others go on. What fails twice is reported, the others go on; then the exit code is 1.
+    A target that is missed is no failure. A machine is as it is for minutes: several runs, one after the other over
+    all pairs, say more than as many steps at once.
     """
     chosen = [
         pair
@@ -141,19 +155,27 @@ def command(
     results = read_results(path) if resume else []
     done = Counter((result.work, result.peer) for result in results)
     failed = list[str]()
+    missing = dict[str, str]()
     for run in range(runs):
         for number, pair in enumerate(chosen, start=1):
-            if done[pair.work, pair.peer] > run or pair.title in failed:
+            if done[pair.work, pair.peer] > run or pair.title in failed or pair.peer in missing:
                 continue
             of_runs = f"run {run + 1}/{runs}, " if runs > 1 else ""
             console.print(f"{of_runs}{number}/{len(chosen)} {pair.title}", style="dim", highlight=False)
-            found = run_pair(pair, steps)
-            results += found
-            if found:
-                write_results(path, results)  # now: an interrupted run is worth something
-            else:
+            try:
+                found = run_pair(pair, steps)
+            except PeerMissing as error:
+                missing[pair.peer] = str(error)
+                console.print(f"{pair.peer} is not installed: {error}", style="yellow", highlight=False, markup=False)
+                continue
+            if not found:
                 failed.append(pair.title)
+            results += found
+            write_results(path, results, missing)  # now: an interrupted run is worth something
+    console.print(machine_text(environment()["machine"]), highlight=False)
     print_results(combined(results))
     print_targets(combined(results))
+    for peer, reason in missing.items():
+        console.print(f"not compared with {peer}, which is not installed: {reason}", highlight=False, markup=False)
     if failed:
         raise click.ClickException(f"these could not be compared: {', '.join(failed)}")

@@ -13,6 +13,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from bench.peers.gloo import Ranks, join
+from bench.peers.replica import share_cores
 from bench.peers.serve import GRADIENT_SCALE, LEARNING_RATE, Work, serve
 
 
@@ -49,6 +50,7 @@ class Rank:
 
     def __init__(self, rank: int, work: Work, port: int) -> None:
         join(rank, work, port)
+        share_cores(work)
         self._model = DistributedDataParallel(Model(work), gradient_as_bucket_view=True, static_graph=True)
         optimizers = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
         self._optimizer = optimizers[work.optimizer](self._model.parameters(), lr=LEARNING_RATE, fused=True)

@@ -36,7 +36,7 @@ class Member:
             dht=dht,
             prefix="bench",
             start=True,
-            target_group_size=work.servers + work.workers,
+            target_group_size=work.workers,
             min_matchmaking_time=MATCHMAKING_S,
             request_timeout=MATCHMAKING_S / 2,
         )
@@ -55,13 +55,12 @@ class Member:
 
 
 class Hivemind:
-    """As many peers as a parameter server would have servers and workers."""
+    """As many peers as a parameter server has workers."""
 
     def __init__(self, work: Work) -> None:
         self._stack = ExitStack()
-        self._workers = work.workers
         first = self._dht([])
-        others = [self._dht(first.get_visible_maddrs()) for _ in range(work.servers + work.workers - 1)]
+        others = [self._dht(first.get_visible_maddrs()) for _ in range(work.workers - 1)]
         self._members = [Member(work, dht) for dht in (first, *others)]
         for member in self._members:
             self._stack.callback(member.averager.shutdown)
@@ -84,7 +83,7 @@ class Hivemind:
         return groups
 
     def steps(self, count: int) -> list[float]:
-        """Return the seconds of each step, of as many peers as there are workers."""
+        """Return the seconds of each step, of every peer."""
         seconds = []
         for _ in range(count):
             started = time.perf_counter()
@@ -93,7 +92,7 @@ class Hivemind:
                 member.step(group)
                 return time.perf_counter() - started  # noqa: B023  (called in this turn)
 
-            seconds += list(self._threads.map(step, self._members, self._groups))[: self._workers]
+            seconds += list(self._threads.map(step, self._members, self._groups))
             self._groups = self._gather()
         return seconds
 

@@ -23,10 +23,16 @@ TAG = "ZMQPS_BENCH_PEER"
 #: Importing TensorFlow, or starting Ray, on a busy machine.
 TIMEOUT = 180.0
 ENDING = 15.0
+#: What Python ends with where a script's imports fail.
+NOT_INSTALLED = ("ModuleNotFoundError: ", "ImportError: ")
 
 
 class PeerError(RuntimeError):
     """A peer did not do its work; holds its last words."""
+
+
+class PeerMissing(PeerError):
+    """What a peer needs is not installed; its text is the reason."""
 
 
 class PeerProcess:
@@ -80,6 +86,9 @@ class PeerProcess:
         if not line:
             self._log.seek(0)
             words = self._log.read().decode(errors="replace").strip().splitlines()
+            for line in words[-8:]:
+                if line.startswith(NOT_INSTALLED):
+                    raise PeerMissing(line.partition(": ")[2])
             raise PeerError(f"{self._module} did not answer within {TIMEOUT:.0f} s, or died:\n" + "\n".join(words[-8:]))
         return json.loads(line)
 

@@ -46,15 +46,20 @@ class Peer(Protocol):
         """End it and its processes."""
 
 
-def serve(start: Callable[[Work], Peer]) -> None:
-    """Start what the command line asks for, then do as many steps as each line says."""
+def work_of() -> Work:
+    """Return what the command line asks for."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", default="resnet50")
     parser.add_argument("--servers", type=int, default=1)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--optimizer", default="sgd", choices=("sgd", "adam"))
     parser.add_argument("--variant", default="")
-    work = Work(**vars(parser.parse_args()))
+    return Work(**vars(parser.parse_args()))
+
+
+def serve(start: Callable[[Work], Peer]) -> None:
+    """Start what the command line asks for, then do as many steps as each line says."""
+    work = work_of()
     answer(lambda: start(work))
 
 

@@ -1,7 +1,8 @@
 """PyTorch RPC: a parameter server as in its tutorial; by its default transports, or as ``--variant`` says.
 
-``uv``: everything over TCP. ``cma``: the transport is TCP, but the channel for tensors is TensorPipe's own choice,
-which on one host is to read the other process's memory (``process_vm_readv``).
+``uv``: everything over TCP. ``uv-mpt``: the same, tensors over several connections. ``cma``: the transport is TCP, but
+the channel for tensors is TensorPipe's own choice, which on one host is to read the other process's memory
+(``process_vm_readv``).
 """
 
 from __future__ import annotations
@@ -43,8 +44,12 @@ def update_and_fetch(server: rpc.RRef, gradients: list[torch.Tensor]) -> list[to
     return server.local_value().update(gradients)
 
 
-#: Of the channels over TCP, ``basic`` and ``mpt_uv``, the first was the faster one here.
-TRANSPORTS = {"": {}, "uv": {"_transports": ["uv"], "_channels": ["basic"]}, "cma": {"_transports": ["uv"]}}
+TRANSPORTS = {
+    "": {},
+    "uv": {"_transports": ["uv"], "_channels": ["basic"]},
+    "uv-mpt": {"_transports": ["uv"], "_channels": ["mpt_uv", "basic"]},
+    "cma": {"_transports": ["uv"]},
+}
 
 
 class Member:

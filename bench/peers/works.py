@@ -11,29 +11,18 @@ from pathlib import Path
 import zmqps
 from bench.cases import apply, sync_step
 from bench.children import call_all
-from bench.echo import ZmqEcho
-from bench.limits import PlainSockets
-from bench.peers.process import PeerProcess
+from bench.peers import forms
+from bench.peers.forms import batch_of
 from bench.setup import WARM_UP, Setup
 from bench.stats import Times, percentile, ratio_spread
 from bench.transfer import start_workers
 
-#: Name -> (script, variant).
-PEERS = {
-    "tensorflow": ("tensorflow_ps", ""),
-    "torch-rpc-uv": ("torch_rpc", "uv"),
-    "torch-rpc-cma": ("torch_rpc", "cma"),
-    "torch-rpc": ("torch_rpc", ""),
-    "ray": ("ray_ps", ""),
-    "gloo": ("gloo", ""),
-    "ddp": ("ddp", ""),
-    "hivemind": ("hivemind_average", ""),
-    "sockets": ("", ""),
-    "zmq-echo": ("", ""),
-}
+#: Parameter servers, in works where zmqps uses TCP, and in those where it stays on the host.
+OVER_TCP = ("tensorflow", "torch-rpc-uv", "flight-tcp", "ray", "sockets")
+ON_A_HOST = ("tensorflow", "torch-rpc", "flight", "ray", "sockets")
 #: Those that have neither servers nor steps of a single worker: they are measured beside synchronous steps, with as
 #: many ranks as zmqps has workers.
-ALL_REDUCE = ("ddp", "hivemind")
+ALL_REDUCE = ("gloo", "mpi", "ddp", "hivemind")
 #: Of those that take seconds for a step no more turns are taken.
 SLOW = {"hivemind": 4}
 WORKS = {
@@ -85,8 +74,6 @@ TARGETS = {
     (SYNC_IN_PLACE, "gloo"): 0.45,
     (f"{SYNC}-barrier", "1 ms"): 1.0,
 }
-#: Steps in a turn where a step is short.
-BATCH = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +81,7 @@ class Result:
     """One work, done by zmqps and by a peer in turns; seconds of a worker's step.
 
     The quartiles of ``ratio`` are those of neighbours in the run; of several ``runs`` they are those of the runs, and
-    all else is the median of theirs.
+    all else is the median of theirs. ``form`` is the variant of the peer that was fastest, where it has several.
     """
 
     work: str
@@ -108,6 +95,7 @@ class Result:
     ratio_high: float
     steps: int
     runs: int = 1
+    form: str = ""
 
     @property
     def target(self) -> float | None:
@@ -154,13 +142,17 @@ class Pair:
 
 def pairs(python: Path) -> list[Pair]:
     """Return all there are; ``python`` is the interpreter of the peers' environment."""
-    names = [(work, peer) for work in WORKS for peer in PEERS if peer not in ALL_REDUCE]
-    names = [(work, peer) for work, peer in names if peer != "zmq-echo" or work == "latency-tcp"]
+    names = [(work, peer) for work, setup in WORKS.items() for peer in _parameter_servers(setup)]
+    names.append(("latency-tcp", "zmq-echo"))
     names += [(work, peer) for work, peer in TARGETS if work in IN_PLACE or work in OVER_SOCKETS]
-    names += [(SYNC_IN_PLACE, "gloo"), *((work, peer) for work in SYNC_WORKS for peer in ALL_REDUCE)]
+    names += [(work, peer) for work in SYNC_WORKS for peer in ALL_REDUCE if (work, peer) != (SYNC, "gloo")]
     found = [Pair(work, peer, partial(compare, work, peer, python)) for work, peer in names]
     found.append(Pair(SYNC, "gloo", partial(_synchronous, python)))
     return found + [Pair(work, "copy", partial(_kernel, work)) for work in KERNELS]
+
+
+def _parameter_servers(setup: Setup) -> tuple[str, ...]:
+    return OVER_TCP if setup.transport == "tcp" else ON_A_HOST
 
 
 def compare(work: str, peer: str, python: Path, steps: int) -> list[Result]:
@@ -173,15 +165,17 @@ def compare(work: str, peer: str, python: Path, steps: int) -> list[Result]:
     """
     setup = (WORKS | IN_PLACE | OVER_SOCKETS | SYNC_WORKS)[work]
     staleness = 0 if work in SYNC_WORKS else None
-    batch = BATCH if setup.nbytes < 1 << 16 else 1
+    batch = batch_of(setup)
     turns = min(steps, SLOW.get(peer, steps))
     ours: list[float] = []
     theirs: list[float] = []
+    # which is what it would be beside an idle cluster, too
+    form = forms.fastest(peer, setup, python)
     with ExitStack() as stack:
         # a machine on which a peer takes all cores for seconds has no dead workers
         cluster = zmqps.LocalCluster(servers=setup.servers, workers=setup.workers, heartbeat_timeout=60.0)
         children = start_workers(stack, stack.enter_context(cluster).address, setup, staleness=staleness)
-        other = stack.enter_context(_start(peer, replace(setup, servers=0) if work in SYNC_WORKS else setup, python))
+        other = stack.enter_context(forms.start(peer, setup, python))
         for turn in range(WARM_UP + turns):
             measured = [s for times in call_all(children, "steps", f"turn {turn}", batch) for s in times]
             answered = other.steps(batch)
@@ -202,20 +196,9 @@ def compare(work: str, peer: str, python: Path, steps: int) -> list[Result]:
             ratio_low=low,
             ratio_high=high,
             steps=len(ours),
+            form=form,
         )
     ]
-
-
-def _start(peer: str, setup: Setup, python: Path) -> PeerProcess | PlainSockets | ZmqEcho:
-    script, variant = PEERS[peer]
-    if peer == "zmq-echo":
-        return ZmqEcho(setup.nbytes)
-    if not script:
-        return PlainSockets(setup.transport, setup.servers, setup.workers, setup.nbytes, setup.nbytes)
-    names = ("model", "optimizer", "servers", "workers")
-    return PeerProcess(
-        python, f"bench.peers.{script}", [*(f"--{n}={getattr(setup, n)}" for n in names), f"--variant={variant}"]
-    )
 
 
 def _synchronous(python: Path, steps: int) -> list[Result]:
@@ -234,6 +217,7 @@ def _synchronous(python: Path, steps: int) -> list[Result]:
         ratio_low=low,
         ratio_high=high,
         steps=row.steps,
+        form=extra["gloo_form"],
     )
     barrier = Result(
         work=f"{SYNC}-barrier",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,9 @@ from click.testing import CliRunner, Result
 
 from bench.__main__ import main
 from bench.children import ChildError
-from bench.peers import command, works
+from bench.peers import command, forms, works
+from bench.peers.process import PeerMissing, PeerProcess
+from bench.setup import Setup
 
 
 def outcome(work: str, peer: str, ratio: float) -> works.Result:
@@ -109,6 +112,55 @@ def test_a_single_run_keeps_the_quartiles_of_its_neighbours() -> None:
     assert works.combine([outcome("sgd-2x2", "ray", 1.0)]).ratio_low == 0.9
 
 
+def test_what_is_not_installed_is_named_with_the_reason_and_the_others_go_on(
+    tmp_path: Path, runs: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def run(steps: int) -> list[works.Result]:
+        asked.append(steps)
+        raise PeerMissing("No module named 'pyarrow'")
+
+    missing = [works.Pair(work, "flight", run) for work in ("sgd-1x1", "adam-1x1")]
+    others = [pair for pair in command.pairs(Path()) if pair.work == "sgd-2x2"]
+    monkeypatch.setattr(command, "pairs", lambda python: missing + others)
+    result = compare(tmp_path / "peers.json", "--runs", "2")
+    assert result.exit_code == 0
+    assert (len(asked), runs) == (1, {"sgd-2x2": 2})
+    assert "not compared with flight, which is not installed: No module named 'pyarrow'" in result.output
+    assert json.loads((tmp_path / "peers.json").read_text())["missing"] == {"flight": "No module named 'pyarrow'"}
+
+
+def test_a_script_that_lacks_a_package_says_which(tmp_path: Path) -> None:
+    (tmp_path / "lacking.py").write_text("import no_such_package\n")
+    with pytest.raises(PeerMissing, match=r"^No module named 'no_such_package'$"):
+        PeerProcess(Path(sys.executable), "lacking", [], tmp_path)
+
+
+def test_a_peer_is_compared_in_the_form_that_is_fastest(monkeypatch: pytest.MonkeyPatch) -> None:
+    pace = {"flat": [9.0, 2.0, 2.0, 2.0], "buckets": [3.0, 3.0, 1.0, 3.0]}
+    started: list[str] = []
+
+    class Process:
+        def __init__(self, python: Path, module: str, flags: list[str]) -> None:
+            self.variant = flags[-1].partition("=")[2]
+            started.append(self.variant)
+
+        def steps(self, count: int) -> list[float]:
+            return pace[self.variant]
+
+        def __enter__(self) -> Process:
+            return self
+
+        def __exit__(self, *raised: object) -> None: ...
+
+    monkeypatch.setattr(forms, "PeerProcess", Process)
+    setup = Setup(servers=2, workers=4)
+    assert forms.fastest("gloo", setup, Path("of-a-test")) == "flat"
+    assert forms.start("gloo", setup, Path("of-a-test")).variant == "flat"
+    assert started == ["flat", "buckets", "flat"], "what is known is not tried again"
+
+
 def test_every_target_belongs_to_a_pair() -> None:
     measured = {(pair.work, pair.peer) for pair in works.pairs(Path())} | {(f"{works.SYNC}-barrier", "1 ms")}
     assert measured >= set(works.TARGETS)
@@ -118,5 +170,5 @@ def test_every_target_belongs_to_a_pair() -> None:
 @pytest.mark.parametrize("peer", ["sockets", "zmq-echo"])
 def test_what_bounds_us_is_a_peer(peer: str) -> None:
     [result] = works.compare("latency-tcp", peer, Path(), 1)
-    assert (result.work, result.peer, result.steps) == ("latency-tcp", peer, works.BATCH)
+    assert (result.work, result.peer, result.steps) == ("latency-tcp", peer, forms.BATCH)
     assert result.ratio == result.zmqps_s / result.peer_s
