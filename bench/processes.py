@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,7 +14,7 @@ class BusyTime:
     """Processor time that some processes use from now on, over all their threads and cores."""
 
     def __init__(self, pids: Sequence[int]) -> None:
-        self._processes = [psutil.Process(pid) for pid in pids]
+        self._pids = tuple(pids)
         self.restart()
 
     def restart(self) -> None:
@@ -24,8 +26,15 @@ class BusyTime:
         return self._now() - self._before
 
     def _now(self) -> float:
-        times = [process.cpu_times() for process in self._processes]
-        return sum(t.user + t.system for t in times)
+        return sum(map(processor_s, self._pids))
+
+
+def processor_s(pid: int) -> float:
+    """Return the processor time of a process, of all its threads since it began."""
+    if sys.platform == "linux":
+        return time.clock_gettime(~pid << 3 | 2)  # as clock_getcpuclockid(3) makes it; psutil counts in steps of 10 ms
+    times = psutil.Process(pid).cpu_times()
+    return float(times.user + times.system)
 
 
 def resident_nbytes(pid: int) -> int:

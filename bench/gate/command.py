@@ -13,19 +13,36 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
+from typing import NamedTuple
 
 import click
 
 from bench.children import ChildError
 from bench.gate.cases import CASES
-from bench.gate.judge import FEWEST_ROUNDS, THRESHOLD, Verdict, judge
+from bench.gate.judge import CLOCK, FEWEST_ROUNDS, PROCESSOR, PROCESSOR_THRESHOLD, THRESHOLD, Verdict, judge
 from bench.peers.process import PeerError, PeerProcess
+from bench.processes import BusyTime
 from bench.results import REPOSITORY, environment
 from bench.stats import percentile
-from bench.tables import console, new_table, seconds
+from bench.tables import console, machine_text, new_table, seconds
 
 #: Turns of each version in a round, and before those that count.
 TURNS, WARM_UP = 10, 3
+
+
+class Sample(NamedTuple):
+    """What a version took for a step in a round: medians of its turns.
+
+    Attributes
+    ----------
+    clock_s
+        Of a worker's step.
+    processor_s
+        Of all processes together, for a step of all workers.
+    """
+
+    clock_s: float
+    processor_s: float
 
 
 def find_base() -> str:
@@ -75,31 +92,47 @@ def unpack(commit: str, root: Path) -> None:
         tar.extractall(root, filter="data")
 
 
-def measure_round(case: str, roots: Sequence[Path], turns: int, number: int) -> list[float]:
-    """Let fresh processes of each version take turns; return the median seconds of a step of each."""
+def measure_round(case: str, roots: Sequence[Path], turns: int, number: int) -> list[Sample]:
+    """Let fresh processes of each version take turns; return what each took."""
     flags = [f"--case={case}"]
     with ExitStack() as stack:
         versions = [
             stack.enter_context(PeerProcess(Path(sys.executable), "bench.gate.version", flags, r)) for r in roots
         ]
-        times: list[list[float]] = [[] for _ in roots]
+        busy = [BusyTime(version.pids) for version in versions]
+        clock: list[list[float]] = [[] for _ in roots]
+        processor: list[list[float]] = [[] for _ in roots]
         for turn in range(WARM_UP + turns):
             order = range(len(roots)) if (turn + number) % 2 else reversed(range(len(roots)))
             for index in order:  # neither is always the first
+                busy[index].restart()
                 taken = versions[index].steps(1)
                 if turn >= WARM_UP:
-                    times[index] += taken
-    return [percentile(found, 50) for found in times]
+                    clock[index] += taken
+                    processor[index].append(busy[index].seconds() / CASES[case].batch)
+    return [
+        Sample(*(percentile(times, 50) for times in of_version)) for of_version in zip(clock, processor, strict=True)
+    ]
+
+
+def judge_case(case: str, rounds: Sequence[Sequence[Sample]], threshold: float, processor: float) -> list[Verdict]:
+    """Judge by the clock and by processor time, each with its own threshold."""
+    found = []
+    for place, (time, limit) in enumerate(((CLOCK, threshold), (PROCESSOR, processor))):
+        old, new = zip(*([sample[place] for sample in both] for both in rounds), strict=True)
+        found.append(judge(case, old, new, limit, time))
+    return found
 
 
 def print_verdicts(found: Sequence[Verdict], base: str) -> None:
     """Print how each case has changed."""
-    table = new_table("case", base, "here", "ratio", "quartiles", "")
+    table = new_table("case", "time", base, "here", "ratio", "quartiles", "")
     colours = {"faster": "green", "slower": "red", "same": "dim"}
     for v in found:
         quartiles = f"{v.low:.3f}–{v.high:.3f}"
         word = f"[{colours[v.word]}]{v.word}[/]"
-        table.add_row(v.case, seconds(v.old_s), seconds(v.new_s), f"{v.ratio:.3f}", quartiles, word)
+        table.add_row(v.case, v.time, seconds(v.old_s), seconds(v.new_s), f"{v.ratio:.3f}", quartiles, word)
+    console.print(machine_text(environment()["machine"]), highlight=False)
     console.print(table)
 
 
@@ -122,6 +155,13 @@ def print_verdicts(found: Sequence[Verdict], base: str) -> None:
     help="A case is slower if the lower quartile of new over old is above one by more than this.",
 )
 @click.option(
+    "--processor-threshold",
+    type=click.FloatRange(0.0),
+    default=PROCESSOR_THRESHOLD,
+    show_default=True,
+    help="The same for the processor time of all processes.",
+)
+@click.option(
     "--json",
     "path",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -129,11 +169,20 @@ def print_verdicts(found: Sequence[Verdict], base: str) -> None:
     show_default=True,
     help="Where the result goes.",
 )
-def command(base: str | None, only: tuple[str, ...], rounds: int, turns: int, threshold: float, path: Path) -> None:
+def command(
+    base: str | None,
+    only: tuple[str, ...],
+    rounds: int,
+    turns: int,
+    threshold: float,
+    processor_threshold: float,
+    path: Path,
+) -> None:
     """Say which cases are slower or faster than in an earlier version; the exit code is 1 if any is slower.
 
     Both versions run at the same time, each as fresh processes in each round, and take turns (A B A B); a round gives
-    one ratio of their medians, and the quartiles of the rounds decide. What is not committed here counts as this
+    one ratio of their medians, and the quartiles of the rounds decide: of the clock, and of the processor time of all
+    processes, which also counts what other cores did meanwhile. What is not committed here counts as this
     version.
     """
     base = base or find_base()
@@ -145,7 +194,7 @@ def command(base: str | None, only: tuple[str, ...], rounds: int, turns: int, th
         roots = [Path(directory).resolve() / name for name in ("old", "new")]
         unpack(base, roots[0])
         shutil.copytree(REPOSITORY / "zmqps", roots[1] / "zmqps", ignore=shutil.ignore_patterns("__pycache__"))
-        measured: dict[str, list[list[float]]] = {case: [] for case in cases}
+        measured: dict[str, list[list[Sample]]] = {case: [] for case in cases}
         for number in range(rounds):  # all cases in each: a machine is as it is for minutes
             for case in cases:
                 console.print(f"round {number + 1}/{rounds} {case}", style="dim", highlight=False)
@@ -153,14 +202,13 @@ def command(base: str | None, only: tuple[str, ...], rounds: int, turns: int, th
                     measured[case].append(measure_round(case, roots, turns, number))
                 except (PeerError, ChildError) as error:
                     raise click.ClickException(f"{case}: {error}") from None
-        for case, times in measured.items():
-            old, new = zip(*times, strict=True)
-            found.append(judge(case, old, new, threshold))
+        for case, samples in measured.items():
+            found += judge_case(case, samples, threshold, processor_threshold)
     print_verdicts(found, base)
     path.parent.mkdir(parents=True, exist_ok=True)
     rows = [{**asdict(verdict), "verdict": verdict.word, "rounds": measured[verdict.case]} for verdict in found]
     path.write_text(json.dumps({**environment(), "base": base, "rows": rows}, indent=1) + "\n")
-    if slower := [f"{v.case} by {v.ratio - 1:.0%}" for v in found if v.word == "slower"]:
+    if slower := [f"{v.case} by {v.ratio - 1:.0%} ({v.time})" for v in found if v.word == "slower"]:
         raise click.ClickException(f"slower than {base}: {', '.join(slower)}")
 
 

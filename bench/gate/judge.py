@@ -10,18 +10,24 @@ from bench.stats import percentile
 #: Less than this may be how memory happened to lie, or which core a thread began on: of two clusters of the same
 #: version one is often faster by a few per cent as long as it lives.
 THRESHOLD = 0.05
+#: Processor time differs less between two clusters of one version, and where others use the cores.
+PROCESSOR_THRESHOLD = 0.05
+#: What is compared: the clock, and the processor time of all processes.
+CLOCK, PROCESSOR = "clock", "processor"
 #: Of fewer rounds the quartiles say nothing.
 FEWEST_ROUNDS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """How a case has changed.
+    """How one time of a case has changed.
 
     Attributes
     ----------
     case
         Its name.
+    time
+        `CLOCK` or `PROCESSOR`.
     old_s, new_s
         Medians over the rounds, of a step.
     ratio, low, high
@@ -31,6 +37,7 @@ class Verdict:
     """
 
     case: str
+    time: str
     old_s: float
     new_s: float
     ratio: float
@@ -46,7 +53,9 @@ class Verdict:
         return "faster" if self.high < 1 / (1 + self.threshold) else "same"
 
 
-def judge(case: str, old: Sequence[float], new: Sequence[float], threshold: float = THRESHOLD) -> Verdict:
+def judge(
+    case: str, old: Sequence[float], new: Sequence[float], threshold: float = THRESHOLD, time: str = CLOCK
+) -> Verdict:
     """Judge by the seconds of both versions in some rounds; each round gives one ratio.
 
     Raises
@@ -61,4 +70,4 @@ def judge(case: str, old: Sequence[float], new: Sequence[float], threshold: floa
     ratios = [b / a for a, b in zip(old, new, strict=True)]
     low, ratio, high = (percentile(ratios, percent) for percent in (25, 50, 75))
     medians = {"old_s": percentile(old, 50), "new_s": percentile(new, 50)}
-    return Verdict(case=case, **medians, ratio=ratio, low=low, high=high, threshold=threshold)
+    return Verdict(case=case, time=time, **medians, ratio=ratio, low=low, high=high, threshold=threshold)

@@ -69,6 +69,12 @@ class PeerProcess:
             self.close()
             raise
 
+    @property
+    def pids(self) -> list[int]:
+        """Itself and all that it has started, as long as their parents live."""
+        itself = psutil.Process(self._popen.pid)
+        return [process.pid for process in (itself, *itself.children(recursive=True))]
+
     def steps(self, count: int) -> list[float]:
         """Return the seconds of so many steps of every worker."""
         assert self._popen.stdin is not None

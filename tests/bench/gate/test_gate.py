@@ -12,20 +12,22 @@ from click.testing import CliRunner, Result
 from bench.__main__ import main
 from bench.gate import command
 
-PACE = {"latency-tcp": 1.5, "sgd-1x1": 1.0, "adam-1x1": 0.5}
+#: Clock and processor time.
+PACE = {"latency-tcp": (1.5, 1.0), "sgd-1x1": (1.0, 1.0), "adam-1x1": (0.5, 1.2)}
 
 
 @pytest.fixture
 def roots(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[Path]]:
-    """Measure nothing: `PACE` is the new version's time over the old one's; return what would have been measured."""
+    """Measure nothing: `PACE` is the new version's times over the old one's; return what would have been measured."""
     measured: list[Sequence[Path]] = []
 
-    def measure_round(case: str, roots: Sequence[Path], turns: int, number: int) -> list[float]:
+    def measure_round(case: str, roots: Sequence[Path], turns: int, number: int) -> list[command.Sample]:
         measured.append(roots)
         for root in roots:
             assert (root / "zmqps" / "__init__.py").exists()
             assert not (root / "bench").exists(), "what measures is the same for both"
-        return [2.0 + number, (2.0 + number) * PACE[case]]
+        clock, processor = PACE[case]
+        return [command.Sample(2.0 + number, 3.0), command.Sample((2.0 + number) * clock, 3.0 * processor)]
 
     monkeypatch.setattr(command, "measure_round", measure_round)
     monkeypatch.setattr(command, "CASES", dict.fromkeys(PACE))
@@ -40,20 +42,29 @@ def test_it_fails_and_says_which_case_is_slower_and_by_how_much(tmp_path: Path, 
     path = tmp_path / "gate.json"
     result = gate(path, "--base", "HEAD", "--rounds", "4")
     assert result.exit_code == 1
-    assert "slower than HEAD: latency-tcp by 50%" in result.output
+    assert "slower than HEAD: latency-tcp by 50% (clock), adam-1x1 by 20% (processor)" in result.output
     assert len(roots) == 4 * len(PACE)
     content = json.loads(path.read_text())
     assert content["base"] == "HEAD"
-    assert [(row["case"], row["verdict"]) for row in content["rows"]] == [
-        ("latency-tcp", "slower"),
-        ("sgd-1x1", "same"),
-        ("adam-1x1", "faster"),
+    assert [(row["case"], row["time"], row["verdict"]) for row in content["rows"]] == [
+        ("latency-tcp", "clock", "slower"),
+        ("latency-tcp", "processor", "same"),
+        ("sgd-1x1", "clock", "same"),
+        ("sgd-1x1", "processor", "same"),
+        ("adam-1x1", "clock", "faster"),
+        ("adam-1x1", "processor", "slower"),
     ]
 
 
 def test_it_passes_where_nothing_is_slower(tmp_path: Path, roots: list[Sequence[Path]]) -> None:
-    assert gate(tmp_path / "gate.json", "--base", "HEAD", "--only", "1x1").exit_code == 0
+    assert gate(tmp_path / "gate.json", "--base", "HEAD", "--only", "sgd-1x1").exit_code == 0
     assert not any(root.exists() for both in roots for root in both), "nothing is left behind"
+
+
+def test_processor_time_has_a_tolerance_of_its_own(tmp_path: Path, roots: list[Sequence[Path]]) -> None:
+    flags = ("--base", "HEAD", "--only", "adam")
+    assert gate(tmp_path / "gate.json", *flags, "--threshold", "0.5").exit_code == 1
+    assert gate(tmp_path / "gate.json", *flags, "--processor-threshold", "0.25").exit_code == 0
 
 
 def test_what_is_to_be_compared_with_has_to_be_there(
@@ -104,7 +115,7 @@ def test_without_a_tag_it_is_compared_with_what_is_committed(
 def test_a_version_measures_the_package_of_the_directory_it_is_started_in(case: str) -> None:
     root = command.REPOSITORY
     old, new = command.measure_round(case, [root, root], 1, 0)
-    assert min(old, new) > 0
+    assert min(*old, *new) > 0
 
 
 @pytest.mark.processes
