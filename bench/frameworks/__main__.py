@@ -16,6 +16,8 @@ import click
 import torch
 
 import zmqps
+from bench.results import environment
+from bench.tables import machine_text
 
 HERE = Path(__file__).resolve().parent
 WORKERS = 2
@@ -86,6 +88,7 @@ def difference(result: str, other: str) -> float:
 def main(steps: int, rounds: int, servers: int, tasks: tuple[str, ...]) -> None:
     """Compare PyTorch alone, DistributedDataParallel and zmqps, with two workers on this host."""
     os.environ["FRAMEWORKS_STEPS"] = str(steps)
+    print(machine_text(environment()["machine"]) + "\n")
     print("| task | script | changed lines | final loss | difference to plain | ms a step | to DDP |")
     print("|---|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:

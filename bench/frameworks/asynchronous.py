@@ -10,7 +10,7 @@ worker = zmqps.connect()
 task = Task()
 model = task.model
 loader = zmqps.torch.shard(DataLoader(task.data, batch_size=BATCH // worker.num_workers), worker)
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
 optimizer = zmqps.torch.Optimizer(model, worker, optimizer, staleness=None, share_gradients=True)
 for x, y in task.measured(loader):
     optimizer.zero_grad()
