@@ -81,6 +81,7 @@ class ZmqEcho:
             server.result()
             self._client = stack.enter_context(Child(EchoClient, server.call("address"), nbytes))
             self._client.result()
+            self.pids = [server.pid, self._client.pid]
             self._stack = stack.pop_all()
 
     def steps(self, count: int) -> list[float]:

@@ -23,12 +23,24 @@ TRIES = 2
 
 def print_results(results: Sequence[Result]) -> None:
     """Print what both took; below 1 zmqps is faster."""
-    table = new_table("work", "beside", "zmqps", "other", "zmqps, min", "other, min", "ratio", "quartiles", "of minima")
+    table = new_table(
+        "work",
+        "beside",
+        "zmqps",
+        "other",
+        "zmqps, min",
+        "other, min",
+        "ratio",
+        "quartiles",
+        "of minima",
+        "of processors",
+    )
     for r in results:
         times = [seconds(value) for value in (r.zmqps_s, r.peer_s, r.zmqps_min_s, r.peer_min_s)]
         minima = f"{r.zmqps_min_s / r.peer_min_s:.2f}" if r.zmqps_min_s and r.peer_min_s else ""
         peer = f"{r.peer} ({r.form})" if r.form else r.peer
-        table.add_row(r.work, peer, *times, f"{r.ratio:.2f}", _quartiles(r), minima)
+        processors = f"{r.processor_ratio:.2f}" if r.processor_ratio else ""
+        table.add_row(r.work, peer, *times, f"{r.ratio:.2f}", _quartiles(r), minima, processors)
     console.print(table)
 
 

@@ -25,7 +25,7 @@ from bench.children import Child, call_all
 from bench.peers.serve import GRADIENT_SCALE, LEARNING_RATE, Work, serve
 
 TIMEOUT = 120.0
-#: A message: of 1, 4 and 16 MiB the fastest.
+#: A message, so that the work on one overlaps with the way of the next.
 CHUNK = (4 << 20) // 4
 #: A step of as much needs no thread that sends while another receives.
 SMALL = (64 << 10) // 4

@@ -13,6 +13,7 @@ from bench.cases import apply, sync_step
 from bench.children import call_all
 from bench.peers import forms
 from bench.peers.forms import batch_of
+from bench.processes import BusyTime
 from bench.setup import WARM_UP, Setup
 from bench.stats import Times, percentile, ratio_spread
 from bench.transfer import start_workers
@@ -42,7 +43,7 @@ OVER_SOCKETS = {
 #: have no such thing: each is measured only beside the one whose target it shares.
 IN_PLACE = {f"{work}-in-place": replace(WORKS[work], in_place=True) for work in ("sgd-1x1", "adam-1x1", "sgd-2x2")}
 #: Synchronous training, as an all-reduce does it; gradients lie where servers see them, or are copied.
-SYNC, SYNC_IN_PLACE = "sync-2x4", "sync-2x4-in-place"
+SYNC, SYNC_IN_PLACE, BARRIER = "sync-2x4", "sync-2x4-in-place", "sync-2x4-barrier"
 SYNC_WORKS = {
     SYNC: Setup(transport="auto", servers=2, workers=4),
     SYNC_IN_PLACE: Setup(transport="auto", servers=2, workers=4, in_place=True),
@@ -72,7 +73,7 @@ TARGETS = {
     ("kernel-adam", "copy"): 1.5,
     (SYNC, "gloo"): 0.75,
     (SYNC_IN_PLACE, "gloo"): 0.45,
-    (f"{SYNC}-barrier", "1 ms"): 1.0,
+    (BARRIER, "1 ms"): 1.0,
 }
 
 
@@ -81,7 +82,8 @@ class Result:
     """One work, done by zmqps and by a peer in turns; seconds of a worker's step.
 
     The quartiles of ``ratio`` are those of neighbours in the run; of several ``runs`` they are those of the runs, and
-    all else is the median of theirs. ``form`` is the variant of the peer that was fastest, where it has several.
+    all else is the median of theirs. ``form`` is the variant of the peer that was fastest, where it has several. The
+    seconds of processors are those of all processes, for a step of all workers.
     """
 
     work: str
@@ -96,6 +98,15 @@ class Result:
     steps: int
     runs: int = 1
     form: str = ""
+    zmqps_processor_s: float | None = None
+    peer_processor_s: float | None = None
+
+    @property
+    def processor_ratio(self) -> float | None:
+        """The same of processor time, which waiting for a core does not lengthen."""
+        return (
+            self.zmqps_processor_s / self.peer_processor_s if self.zmqps_processor_s and self.peer_processor_s else None
+        )
 
     @property
     def target(self) -> float | None:
@@ -120,7 +131,8 @@ def combine(runs: Sequence[Result]) -> Result:
         return None if None in values else percentile(values, 50)
 
     ratios = [run.ratio for run in runs]
-    medians = {name: middle(name) for name in ("zmqps_s", "peer_s", "zmqps_min_s", "peer_min_s", "ratio")}
+    names = ("zmqps_s", "peer_s", "zmqps_min_s", "peer_min_s", "ratio", "zmqps_processor_s", "peer_processor_s")
+    medians = {name: middle(name) for name in names}
     low, high = percentile(ratios, 25), percentile(ratios, 75)
     steps, number = sum(run.steps for run in runs), sum(run.runs for run in runs)
     return replace(runs[0], **medians, ratio_low=low, ratio_high=high, steps=steps, runs=number)
@@ -145,9 +157,9 @@ def pairs(python: Path) -> list[Pair]:
     names = [(work, peer) for work, setup in WORKS.items() for peer in _parameter_servers(setup)]
     names.append(("latency-tcp", "zmq-echo"))
     names += [(work, peer) for work, peer in TARGETS if work in IN_PLACE or work in OVER_SOCKETS]
-    names += [(work, peer) for work in SYNC_WORKS for peer in ALL_REDUCE if (work, peer) != (SYNC, "gloo")]
+    names += [(work, peer) for work in SYNC_WORKS for peer in ALL_REDUCE]
     found = [Pair(work, peer, partial(compare, work, peer, python)) for work, peer in names]
-    found.append(Pair(SYNC, "gloo", partial(_synchronous, python)))
+    found.append(Pair(BARRIER, "1 ms", partial(_barrier, python)))
     return found + [Pair(work, "copy", partial(_kernel, work)) for work in KERNELS]
 
 
@@ -169,21 +181,30 @@ def compare(work: str, peer: str, python: Path, steps: int) -> list[Result]:
     turns = min(steps, SLOW.get(peer, steps))
     ours: list[float] = []
     theirs: list[float] = []
+    processors: list[list[float]] = []
     # which is what it would be beside an idle cluster, too
     form = forms.fastest(peer, setup, python)
     with ExitStack() as stack:
         # a machine on which a peer takes all cores for seconds has no dead workers
         cluster = zmqps.LocalCluster(servers=setup.servers, workers=setup.workers, heartbeat_timeout=60.0)
-        children = start_workers(stack, stack.enter_context(cluster).address, setup, staleness=staleness)
+        stack.enter_context(cluster)
+        children = start_workers(stack, cluster.address, setup, staleness=staleness)
         other = stack.enter_context(forms.start(peer, setup, python))
+        busy = BusyTime([*cluster.pids.values(), *(child.pid for child in children)]), BusyTime(other.pids)
         for turn in range(WARM_UP + turns):
+            busy[0].restart()
             measured = [s for times in call_all(children, "steps", f"turn {turn}", batch) for s in times]
+            used = [busy[0].seconds() / batch]
+            busy[1].restart()
             answered = other.steps(batch)
+            used.append(busy[1].seconds() / batch)
             if turn >= WARM_UP:
                 ours += measured
                 theirs += answered
+                processors.append(used)
     a, b = Times(tuple(ours)), Times(tuple(theirs))
     low, high = ratio_spread(ours, theirs)
+    processor = [percentile(used, 50) for used in zip(*processors, strict=True)]
     return [
         Result(
             work=work,
@@ -197,41 +218,29 @@ def compare(work: str, peer: str, python: Path, steps: int) -> list[Result]:
             ratio_high=high,
             steps=len(ours),
             form=form,
+            zmqps_processor_s=processor[0],
+            peer_processor_s=processor[1],
         )
     ]
 
 
-def _synchronous(python: Path, steps: int) -> list[Result]:
+def _barrier(python: Path, steps: int) -> list[Result]:
     row = sync_step.measure(replace(SYNC_WORKS[SYNC], steps=steps), python)
-    extra, barrier_s = row.extra, row.extra["barrier_s"]
-    ratio, low, high = (extra[f"ratio_to_gloo{end}"] for end in ("", "_low", "_high"))
-    assert row.median_s is not None
-    step = Result(
-        work=SYNC,
-        peer="gloo",
-        zmqps_s=row.median_s,
-        peer_s=extra["gloo_s"],
-        zmqps_min_s=row.min_s,
-        peer_min_s=None,
-        ratio=ratio,
-        ratio_low=low,
-        ratio_high=high,
-        steps=row.steps,
-        form=extra["gloo_form"],
-    )
-    barrier = Result(
-        work=f"{SYNC}-barrier",
-        peer="1 ms",
-        zmqps_s=barrier_s,
-        peer_s=BARRIER_S,
-        zmqps_min_s=None,
-        peer_min_s=None,
-        ratio=barrier_s / BARRIER_S,
-        ratio_low=extra["barrier_p25_s"] / BARRIER_S,
-        ratio_high=extra["barrier_p75_s"] / BARRIER_S,
-        steps=row.steps,
-    )
-    return [step, barrier]
+    barrier_s = row.extra["barrier_s"]
+    return [
+        Result(
+            work=BARRIER,
+            peer="1 ms",
+            zmqps_s=barrier_s,
+            peer_s=BARRIER_S,
+            zmqps_min_s=None,
+            peer_min_s=None,
+            ratio=barrier_s / BARRIER_S,
+            ratio_low=row.extra["barrier_p25_s"] / BARRIER_S,
+            ratio_high=row.extra["barrier_p75_s"] / BARRIER_S,
+            steps=row.steps,
+        )
+    ]
 
 
 def _kernel(work: str, steps: int) -> list[Result]:
