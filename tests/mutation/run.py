@@ -34,8 +34,8 @@ CLUSTERS = ["tests/testing", "tests/fuzz/test_machines.py", "tests/simulation"]
 PURE, ALL_MODES = ("tests/core", "tests/testing"), ["-m", "not slow"]
 #: A mutant may take so many times the unchanged tests' time, and seconds more, before it counts as hanging.
 PATIENCE, SLACK_S = 4.0, 20.0
-#: A loop that no longer ends may not take the whole machine's memory meanwhile. It is address space, of which each
-#: table of rows takes as much as the machine has memory, at most 8 GB.
+#: A loop that no longer ends may not take the whole machine's memory meanwhile. It is address space, of which a
+#: table of rows reserves as much as there is free memory.
 MEMORY_NBYTES = 32 << 30
 ONE_TEST_S = 60  # for a test that is over in one or two
 ALL_PASSED, ONE_FAILED, CANNOT_IMPORT = 0, 1, 2  # what pytest returns
