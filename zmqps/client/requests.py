@@ -31,7 +31,7 @@ from zmqps.trace.record import watched_coding
 
 #: Bytes that one message refers to, where both sides read the other's memory: much where nothing is
 #: copied, so there is nothing to overlap; less where values are copied out while later slices are updated.
-NOTHING_COPIED_NBYTES, VALUES_COPIED_NBYTES = 32 << 20, 4 << 20
+NOTHING_COPIED_NBYTES, VALUES_COPIED_NBYTES = 32 << 20, 8 << 20
 #: Distinct subsets of the parameters whose message plan is cached.
 MAX_PLANS = 64
 #: More updates than a parameter will ever have, and still small enough for a message.
