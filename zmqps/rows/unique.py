@@ -100,8 +100,10 @@ def group(found: Different, part_of_bucket: Array, num_parts: int) -> Grouped:
     return Grouped(ids, offsets, ordered)
 
 
-def summed(grads: Array, inverse: Array, size: int) -> Array:
-    """Return the sum of the gradients of each number, float32 ``(size, dim)``, added in the order in which they come.
+def summed(grads: Array, inverse: Array, size: int) -> tuple[Array, bool]:
+    """Return the sum of the gradients of each number, float32 ``(size, dim)``, and whether there is no NaN or infinity.
+
+    They are added in the order in which they come.
 
     Parameters
     ----------
@@ -113,8 +115,8 @@ def summed(grads: Array, inverse: Array, size: int) -> Array:
         How many numbers there are.
     """
     out = np.empty((size, grads.shape[1]), np.float32)
-    kernel(loops.add)(np.ascontiguousarray(grads), inverse, np.zeros(size, np.uint8), out)
-    return out
+    grads, seen = np.ascontiguousarray(grads), np.zeros(size, np.uint8)
+    return out, kernel(loops.add)(grads, grads.view(np.uint32), inverse, seen, out, out.view(np.uint32))
 
 
 def spread(rows: Array, first: int, inverse: Array, out: Array) -> None:

@@ -335,7 +335,7 @@ class Gather(torch.autograd.Function):  # type: ignore[misc,unused-ignore]
     @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator,unused-ignore]
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         own = gradient.detach().reshape(ctx.places.size, gradient.shape[-1]).numpy()
-        return torch.from_numpy(summed(own, ctx.places, ctx.num_rows)), None
+        return torch.from_numpy(summed(own, ctx.places, ctx.num_rows)[0]), None
 
 
 def _array(gradient: torch.Tensor) -> Array:
