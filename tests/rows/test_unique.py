@@ -74,17 +74,17 @@ def test_gradients_may_be_read_only_unaligned_and_apart():
 def test_contributions_are_merged_by_id_and_weighted():
     a = np.array([5, -1]), np.array([[2.0], [4.0]], np.float32), 1
     b = np.array([9, 5]), np.array([[8.0], [6.0]], np.float32), 3
-    ids, rows = merged([a, b], 4, 1)
-    assert ids.tolist() == [-1, 5, 9]
-    assert rows.tolist() == [[1.0], [5.0], [6.0]]
+    ids, rows = merged([a, b], 4, 1, 7)
+    assert ids.tolist() == [5, -1, 9]
+    assert rows.tolist() == [[5.0], [1.0], [6.0]]
 
 
 def test_the_mean_of_finite_rows_is_finite():
     large = np.array([1]), np.full((1, 2), 3e38, np.float32), 1000
-    assert merged([large, large], 2000, 2)[1].tolist() == [[pytest.approx(3e38)] * 2]
+    assert merged([large, large], 2000, 2, 7)[1].tolist() == [[pytest.approx(3e38)] * 2]
 
 
 def test_nothing_is_merged_to_nothing():
-    ids, rows = merged([], 0, 3)
+    ids, rows = merged([], 0, 3, 7)
     assert ids.size == 0
     assert rows.shape == (0, 3)

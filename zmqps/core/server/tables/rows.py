@@ -341,7 +341,7 @@ class Rows:
             counted = [messages[0].examples for messages in grads if messages]
             parts = [(s.ids, s.grads, s.examples) for messages in grads for s in messages if s.ids.size]
             if counted and not left_out and number not in self._updated:
-                ids, means = merged(parts, max(examples, sum(counted)), table.spec.dim)
+                ids, means = merged(parts, max(examples, sum(counted)), table.spec.dim, self._secret)
                 table.update(ids, means, promised=True)
                 self._updated.add(number)  # setting may still fail, and the call be repeated
             taken = np.empty(0, np.int64)
