@@ -51,7 +51,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install check format test test-random test-python test-slow test-repeats test-processes test-lan test-clusters test-engines test-browser test-prometheus frameworks test-frameworks test-conformance test-package package attack soak freezes flat simulate mutate test-gpu bench bench-full bench-gpu bench-gate bench-peers bench-frameworks experiments picture screenshots metrics roles errors constraints audit sbom demo demo-sparse up down scale status observe logs trace launch doctor coordinator server worker clean
+.PHONY: help install check format test test-random test-python test-slow test-repeats test-processes test-lan test-clusters test-engines test-browser test-prometheus frameworks test-frameworks test-conformance test-package package attack soak freezes flat simulate mutate test-gpu bench bench-full bench-gpu bench-gate bench-cycles bench-peers bench-frameworks experiments picture screenshots metrics roles errors constraints audit sbom demo demo-sparse up down scale status observe logs trace launch doctor coordinator server worker clean
 
 ##@ Development
 
@@ -174,6 +174,9 @@ bench-gpu: $(INSTALLED) ## kernels and whole steps on a GPU, beside its memory a
 
 bench-gate: $(INSTALLED) ## fail if a case is slower than at the last tag (without one, what is committed), or at BASE=commit, both measured in turns: about eight minutes
 	$(PY) -m bench gate $(if $(BASE),--base '$(BASE)') $(ARGS)
+
+bench-cycles: $(INSTALLED) ## where the interpreter's time goes in a small push_pull, by groups of functions: ARGS="--mode sync"
+	$(PY) -m bench cycles $(ARGS)
 
 bench-peers: $(INSTALLED) $(PEERS)/.installed ## zmqps beside TensorFlow, PyTorch RPC, Arrow Flight, Ray, gloo, MPI, DDP and hivemind in the same run: ARGS="--targets --runs 5"
 	$(PY) -m bench peers --python $(PEERS)/bin/python $(ARGS)

@@ -13,6 +13,7 @@ from bench.cases import (
     copies,
     core,
     crowd,
+    cycles,
     day,
     deadline,
     fairness,
@@ -51,7 +52,7 @@ def main() -> None:
 
 
 cases = (
-    *(push, pull, push_pull, sync_step, latency, fairness, apply, codecs, core, walk, memory, members, crowd),
+    *(push, pull, push_pull, sync_step, latency, fairness, apply, codecs, core, walk, cycles, memory, members, crowd),
     *(
         checkpoint,
         saving,

@@ -111,13 +111,6 @@ def _check_device(context: click.Context, parameter: click.Parameter, value: str
         raise click.BadParameter(str(error)) from None
 
 
-in_place_option = click.option(
-    "--in-place",
-    is_flag=True,
-    help="Push worker.gradient_buffers() and pull with copy=False, as a program can that computes in place.",
-)
-
-
 def device_option(text: str) -> Decorator:
     """Return the option that says where arrays are."""
     return click.option("--device", callback=_check_device, metavar="cpu|cuda|cuda:N|auto", help=text)
@@ -127,6 +120,9 @@ in_place_option = click.option(
     "--in-place",
     is_flag=True,
     help="Push worker.gradient_buffers() and pull with copy=False, as a program can that computes in place.",
+)
+new_option = click.option(
+    "--new", is_flag=True, help="Take new arrays of each call, without out=, as most programs do."
 )
 phases_option = click.option("--phases", is_flag=True, help="Record some more steps, and show what they consist of.")
 
@@ -158,6 +154,7 @@ def transfer_command(operation: str, description: str) -> click.Command:
 
     @transfer_options
     @in_place_option
+    @new_option
     @phases_option
     @click.option(
         "--trace",

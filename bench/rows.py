@@ -146,7 +146,7 @@ def _sums_of(known: Array, ids: Array, grads: Array) -> tuple[Array, Array]:
     at = np.searchsorted(known, ids).clip(max=known.size - 1)
     there = known[at] == ids
     rows, which = np.unique(at[there], return_inverse=True)
-    return rows, summed(grads[there], which.astype(np.int64), rows.size)
+    return rows, summed(grads[there], which.astype(np.int64), rows.size)[0]
 
 
 class InProcess(ABC):
@@ -249,7 +249,7 @@ class OwnTable(InProcess):
 
     def _push(self, batch: int) -> None:
         found = different(self._ids[batch], 0)
-        self.table.update(found.ids, summed(self._grads[batch], found.inverse, found.size))
+        self.table.update(found.ids, summed(self._grads[batch], found.inverse, found.size)[0])
 
 
 def make_table(rows: int, dim: int, optimizer: str) -> RowTable:

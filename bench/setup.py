@@ -41,6 +41,8 @@ class Setup:
         To measure, after `WARM_UP`.
     in_place
         Gradients are computed where servers of this host read them, and values looked at where they lie.
+    new
+        Values come in new arrays of each call, without ``out``; not in place.
     device
         Where servers keep their shards and workers their arrays, as `zmqps.gpu.device.open_device` takes it;
         None: on the processor; a bus's bound is not measured.
@@ -58,6 +60,7 @@ class Setup:
     codec: str = "raw"
     steps: int = 20
     in_place: bool = False
+    new: bool = False
     device: str | None = None
     keyed: bool = False
     io_threads: int | None = None
@@ -67,6 +70,11 @@ class Setup:
         """The fields of a row that say what was done."""
         names = ("model", "servers", "workers", "transport", "optimizer", "codec")
         return {name: getattr(self, name) for name in names}
+
+    @property
+    def arrays(self) -> str:
+        """What the name of a case says of where arrays are."""
+        return " in place" if self.in_place else " new" if self.new else ""
 
     @property
     def secured(self) -> str:

@@ -84,6 +84,8 @@ class TransferWorker:
         }[operation]
         if setup.in_place:
             self._work = self._in_place(operation)
+        elif setup.new and "pull" in operation:
+            self._work = self._new(operation)
 
     def _by_layer(self) -> None:
         """Compute the gradient of one parameter after the other, of half its square, and let it be updated."""
@@ -115,6 +117,17 @@ class TransferWorker:
             self._out = self._worker.push_pull(buffers, copy=False)
 
         return {"push": lambda: self._worker.push(buffers), "pull": pull, "push_pull": push_pull}[operation]
+
+    def _new(self, operation: str) -> Callable[[], Any]:
+        """Return the operation with new arrays from each call, in the place of those of the last one."""
+
+        def pull() -> None:
+            self._out = self._worker.pull()
+
+        def push_pull() -> None:
+            self._out = self._worker.push_pull(self._sent)
+
+        return {"pull": pull, "push_pull": push_pull}[operation]
 
     def steps(self, name: str, count: int) -> list[float]:
         """Do it so many times, beginning together with the other workers; return the seconds of each."""
@@ -229,7 +242,7 @@ def measure(operation: str, setup: Setup) -> Row:
         checked = check_values(setup, workers[0])
     link_bytes_per_s = nbytes / Times(tuple(links)).median
     return Row(
-        case=f"{operation} in place" if setup.in_place else f"{operation}{setup.secured}",
+        case=f"{operation}{setup.arrays}" if setup.arrays else f"{operation}{setup.secured}",
         **setup.labels,
         **timed(Times(tuple(ours)), Times(tuple(limits)), pushed + pulled),
         bound_s=network_bound(nbytes, setup.workers, setup.servers, link_bytes_per_s),

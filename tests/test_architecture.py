@@ -252,6 +252,7 @@ OPENS_ITSELF = {
     "zmqps/files.py": "it is the door",
     "zmqps/nodes/files.py": "files of this user's own, below directories that are held open",
     "zmqps/net/lane/arena.py": "memory of a process, by its descriptor: no name of a file",
+    "zmqps/net/lane/private.py": "what the kernel knows of this process's own pages, at an offset",
     "zmqps/net/lane/segment.py": "shared memory, whose owner and mode it checks",
     "zmqps/page/document.py": "a file of the package, wherever that is installed",
     "zmqps/extras.py": "what is installed, by importlib.metadata",

@@ -255,6 +255,8 @@ class Worker(Pusher):
             left = self._rejoin(self._seconds(timeout))
         finally:
             if self._thread is not before:  # even before an answer: this life knows no server
+                if self._requests is not None:
+                    self._requests.copies.end()
                 self._requests = None
                 self._caches.forget()
         if self._trained is not None:

@@ -28,7 +28,8 @@ from bench.tables import console, new_table, print_rows, seconds
 from bench.transfer import RECORDED_STEPS, recording
 from zmqps.trace import merge
 
-#: Name -> (script, variant): other systems that do a step, a pull of a batch and then a push of it.
+#: Name -> (script, variant): other systems that do a step, a pull of a batch and then a push of it. A push_pull does as
+#: much, in one round trip.
 PEERS = {
     "tensorflow": ("tensorflow_rows", ""),
     "torch-rpc-uv": ("torch_rows", "uv"),
@@ -124,7 +125,7 @@ def measure(
                 spent = busy.seconds()
                 found["sockets"] = sockets[operation].steps(batch)
                 found |= {name: child.call("steps", operation, batch) for name, child in alone.items()}
-                if operation == "step":
+                if operation in ("step", "push_pull"):
                     found |= {name: peer.steps(batch) for name, peer in others.items()}
                 if turn >= WARM_UP:
                     busy_s[operation] += spent / (batch * work.workers)
@@ -254,7 +255,7 @@ def _ratio(value: float | None) -> str:
     "python",
     type=click.Path(exists=True, path_type=Path),
     metavar="PYTHON",
-    help="Let TensorFlow and PyTorch do a step, too: the interpreter of their environment (see `peers`).",
+    help="Let TensorFlow and PyTorch do a step beside step and push_pull: the interpreter of their environment.",
 )
 @click.option("--peer", "names", type=click.Choice(tuple(PEERS)), multiple=True, help="Only this; may be repeated.")
 @click.option(

@@ -16,7 +16,7 @@ import click
 import zmqps
 from bench.children import Child, call_all
 from bench.limits import PlainSockets
-from bench.options import in_place_option, phases_option, report, transfer_options
+from bench.options import in_place_option, new_option, phases_option, report, transfer_options
 from bench.peers import forms
 from bench.phases import phases_of, print_phases
 from bench.results import Row, timed
@@ -97,7 +97,7 @@ def measure(setup: Setup, python: Path | None = None) -> Row:
     barriers: list[float] = []
     with ExitStack() as stack:
         workers = _start(stack, setup, SLICE_NBYTES)
-        short = replace(setup, model=f"{num_slices * SMALL_SLICE_KB}KB", in_place=False)
+        short = replace(setup, model=f"{num_slices * SMALL_SLICE_KB}KB", in_place=False, new=False)
         small = _start(stack, short, SMALL_SLICE_KB << 10)
         limit = stack.enter_context(PlainSockets(setup.transport, setup.servers, setup.workers, nbytes, nbytes))
         link = stack.enter_context(PlainSockets(setup.transport, 1, 1, nbytes, nbytes))
@@ -117,7 +117,7 @@ def measure(setup: Setup, python: Path | None = None) -> Row:
                 barriers += waits
         checked = check_values(replace(setup, workers=1), workers[0])
     return Row(
-        case="sync_step in place" if setup.in_place else "sync_step",
+        case=f"sync_step{setup.arrays}",
         **setup.labels,
         **timed(Times(tuple(ours)), Times(tuple(limits)), 2 * nbytes),
         bound_s=network_bound(nbytes, setup.workers, setup.servers, nbytes / Times(tuple(links)).median),
@@ -146,6 +146,7 @@ def _versus(ours: Sequence[float], reduced: Sequence[float]) -> dict[str, float 
 @click.command("sync_step")
 @transfer_options
 @in_place_option
+@new_option
 @phases_option
 def command(json_path: Path | None, phases: bool, **fields: Any) -> None:
     """One synchronous step: every worker pushes, the mean is applied once, every worker pulls.

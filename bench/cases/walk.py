@@ -194,7 +194,7 @@ def walk(mode: str, *, replicas: int = 0, rows: bool = False) -> Walk:
     watcher, walks = Watcher(), list[Walk]()
     with watcher.everywhere(), nodes(workers=1, replicas=replicas) as (address, threads):
         with zmqps.connect(address, timeout=PATIENCE_S, transport="tcp") as worker:
-            step = (_pushing_rows if rows else _pushing)(worker, STALENESS[mode])
+            step = (_pushing_rows if rows else pushing)(worker, STALENESS[mode])
             for _ in range(WARM_UP):
                 step()
             loop = worker._thread._loop
@@ -221,7 +221,7 @@ def walk(mode: str, *, replicas: int = 0, rows: bool = False) -> Walk:
     return min(whole or walks, key=lambda walk: len(walk.calls))
 
 
-def _pushing(worker: zmqps.Worker, staleness: int | None) -> Callable[[], object]:
+def pushing(worker: zmqps.Worker, staleness: int | None) -> Callable[[], object]:
     values = {"w": np.zeros(256, np.float32)}
     worker.init(values, optimizer=zmqps.optim.sgd(0.1), staleness=staleness)
     return partial(worker.push_pull, values)

@@ -139,6 +139,15 @@ def test_steps_in_place_lead_to_the_same_values(operation: str) -> None:
     assert row.extra["checked"]
 
 
+@pytest.mark.processes
+@pytest.mark.parametrize("operation", ["pull", "push_pull"])
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_steps_with_new_arrays_lead_to_the_same_values(operation: str, transport: str) -> None:
+    row = measure(operation, Setup(model="2MB", transport=transport, steps=3, new=True))
+    assert row.case == f"{operation} new"
+    assert row.extra["checked"]
+
+
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_a_devices_kernels_stand_beside_a_copy_on_it(device: str, tmp_path: Path) -> None:
     path = tmp_path / "result.json"

@@ -1,4 +1,4 @@
-"""Pushes of ordinary arrays on one host are copied once, to memory that servers read: the same values, and promises."""
+"""On one host ordinary arrays are copied once, or not at all: the same values, and the same promises."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ import pytest
 import zmqps
 from tests.net.cluster import PATIENCE, Cluster, running
 from zmqps.client import inplace
-from zmqps.client.inplace import Staging
+from zmqps.client.inplace import CopiesOnWrite, Staging
 from zmqps.client.tensors import copy_finite
 from zmqps.core.protocol.arrays import GATHER_NBYTES
+from zmqps.core.protocol.loans import lender_of, received
 
 #: Elements: together more than `STAGED_NBYTES`, and around the ends of slices and of blocks that are copied.
 SIZES = (1, 0, 7919, GATHER_NBYTES // 4 + 1, 262_144 + 3, 63)
@@ -225,6 +226,164 @@ def test_with_little_memory_left_none_is_taken(
         assert same(worker.pull(), less(values(0), 1, 1))
         assert worker.statistics().shared_bytes == 0
     assert staged == [False], "it is asked once"
+
+
+# --- values ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def lent(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """For each memory of a server that values lie in whether they were handed out there."""
+    noted: list[bool] = []
+    original = CopiesOnWrite.take
+
+    def take(self: CopiesOnWrite, memory: Any, hold: Any) -> Any:
+        found = original(self, memory, hold)
+        noted.append(found is not None)
+        return found
+
+    monkeypatch.setattr(CopiesOnWrite, "take", take)
+    return noted
+
+
+def in_servers_memory(params: dict[str, Any]) -> bool:
+    return any(lender_of(array) is not None for array in params.values())
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("staleness", [None, 0])
+def test_values_lie_in_the_servers_memory_and_belong_to_the_caller(
+    cluster: Cluster, lent: list[bool], staleness: int | None
+) -> None:
+    expected = values(0)
+    with zmqps.connect(cluster.address) as worker:
+        start(worker, staleness=staleness)
+        for seed in range(1, 13):
+            expected = less(expected, seed)
+            if seed % 3:
+                got = worker.push_pull(values(seed))
+            else:
+                worker.push(values(seed))
+                got = worker.pull()
+            assert same(got, expected)
+            assert all(array.flags.writeable for array in got.values())
+            got["p4"][seed::9973] = np.nan  # here and there: it is this program's own array
+            some = worker.pull(["p2", "p4"])
+            assert same(some, {name: expected[name] for name in ("p2", "p4")})
+            assert not in_servers_memory(some), "few are copied faster than their memory is mapped"
+        assert in_servers_memory(got)
+        assert worker.statistics().borrowed_bytes > 0
+        del got
+        assert worker.statistics().borrowed_bytes == 0
+    assert all(lent)
+
+
+@pytest.mark.processes
+def test_values_that_are_kept_become_the_worker_s_own(cluster: Cluster, lent: list[bool]) -> None:
+    expected, kept = [values(0)], []
+    with zmqps.connect(cluster.address) as worker:
+        start(worker)
+        for seed in range(1, 16):
+            expected.append(less(expected[-1], seed))
+            kept.append(worker.push_pull(values(seed)))
+        assert all(map(same, kept, expected[1:]))
+        assert not in_servers_memory(kept[-1]), "a program that keeps them is served with copies"
+        for _ in range(inplace.MOST_CALLS):
+            worker.pull()
+        assert worker.statistics().borrowed_bytes == 0
+    assert all(map(same, kept, expected[1:])), "also once it is closed"
+    assert lent.count(True) < len(lent) or len(lent) < 30
+
+
+@pytest.mark.processes
+def test_values_that_are_written_to_are_copied_soon(cluster: Cluster, lent: list[bool]) -> None:
+    expected = values(0)
+    with zmqps.connect(cluster.address) as worker:
+        start(worker)
+        for seed in range(1, 9):
+            expected = less(expected, seed)
+            got = worker.push_pull(values(seed))
+            assert same(got, expected)
+            for array in got.values():
+                array[...] = 0
+        assert not in_servers_memory(got)
+    assert lent
+
+
+@pytest.mark.processes
+def test_values_stay_what_they_are_when_the_worker_and_its_servers_are_gone() -> None:
+    with running(num_servers=1, slice_nbytes=GATHER_NBYTES) as cluster, zmqps.connect(cluster.address) as worker:
+        start(worker)
+        worker.push_pull(values(1))
+        got = worker.push_pull(values(2))
+        assert in_servers_memory(got)
+    assert same(got, less(values(0), 1, 2))
+    got["p4"] += 1
+
+
+@pytest.mark.processes
+def test_others_that_train_asynchronously_do_not_wait_for_memory_that_is_lent(
+    cluster: Cluster, lent: list[bool]
+) -> None:
+    with zmqps.connect(cluster.address) as one, zmqps.connect(cluster.address) as other:
+        start(one)
+        start(other)
+        lent.clear()
+        for seed in range(1, 5):
+            one.push_pull(values(seed))
+            got = other.pull()
+            assert same(got, less(values(0), *range(1, seed + 1)))
+            assert not in_servers_memory(got)
+    assert not lent
+
+
+@pytest.mark.processes
+def test_an_observer_keeps_no_memory_of_servers(cluster: Cluster, lent: list[bool]) -> None:
+    with zmqps.connect(cluster.address) as worker, zmqps.connect(cluster.address, observer=True) as observer:
+        start(worker, staleness=0)
+        for seed in range(1, 4):
+            worker.push_pull(values(seed))
+            lent.clear()
+            got = observer.pull()
+            assert same(got, less(values(0), *range(1, seed + 1)))
+            assert not lent
+
+
+@pytest.mark.processes
+def test_a_child_process_keeps_the_values_that_it_had(cluster: Cluster) -> None:
+    with zmqps.connect(cluster.address) as worker:
+        start(worker)
+        for seed in range(1, 7):
+            got = worker.push_pull(values(seed))
+        assert in_servers_memory(got)
+        reading, writing = os.pipe()
+        child = os.fork()
+        if not child:
+            os.read(reading, 1)
+            os._exit(0 if same(got, less(values(0), *range(1, 7))) else 1)
+        del got
+        for seed in (7, 8, 9):
+            worker.push_pull(values(seed))
+        os.write(writing, b"x")
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        os.close(reading), os.close(writing)
+
+
+@pytest.mark.processes
+def test_over_tcp_an_array_that_fills_its_message_is_not_copied(cluster: Cluster) -> None:
+    size = GATHER_NBYTES // 4
+    grads = {name: np.full(size, i, np.float32) for i, name in enumerate("abcdef")}
+    with zmqps.connect(cluster.address, transport="tcp") as worker:
+        worker.init(grads, optimizer=zmqps.optim.sgd(1.0))
+        for turn in range(3):
+            got = worker.push_pull(grads)
+            for i, array in enumerate(got.values()):
+                assert (array == -i * turn).all()
+                assert received(array) is not None
+                array[...] = 7
+
+
+# --- what copies and looks ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from zmqps import optim
 from zmqps.client.requests import Requests
-from zmqps.client.sparse.rows import RowRequests
+from zmqps.client.sparse.rows import Brought, RowRequests, Wanted
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.job.tables import TableSpec
@@ -62,7 +62,8 @@ def test_any_arrays_are_summed_by_id_and_read_by_position(
     numbers = rng.integers(-8, 9, (*shape, dim)).astype(dtype)
     ids, grads = data.draw(laid(plain)), data.draw(laid(numbers))
     made = requests(dim, shards)
-    push = made.push(ids, grads, 1, None, None)
+    push = made.exchange(Brought(ids, grads))[0].push
+    assert push is not None
     source = push.source
     assert isinstance(source, RowSource)
     held: dict[int, Array] = {}
@@ -82,7 +83,10 @@ def test_any_arrays_are_summed_by_id_and_read_by_position(
     assert held.keys() == expected.keys()
     assert all(np.array_equal(held[number], expected[number]) for number in expected)
 
-    pull, result = made.pull(ids, None, None)
+    exchange, result = made.exchange(None, Wanted(ids))
+    pull = exchange.pull
+    assert pull is not None
+    assert result is not None
     target = pull.target
     assert isinstance(target, RowTarget)
     for cargo in cargoes(pull):

@@ -31,7 +31,7 @@ def test_gradients_of_an_id_are_added_and_rows_go_to_all_who_asked(ids, seed):
     rng = np.random.default_rng(seed)
     grads = rng.integers(-9, 9, (ids.size, 3)).astype(np.float32)
     found = different(ids, 1)
-    total = summed(grads, found.inverse, found.size)
+    total, _ = summed(grads, found.inverse, found.size)
     for number, row in zip(found.ids, total, strict=True):
         assert np.array_equal(row, grads[ids == number].sum(axis=0))
     out = np.full((ids.size, 3), -1.0, np.float32)
@@ -45,7 +45,21 @@ def test_an_id_may_be_repeated_a_million_times():
     ids = np.full(1_000_000, 7, np.int64)
     found = different(ids, 0)
     assert found.ids.tolist() == [7]
-    assert summed(np.ones((ids.size, 1), np.float32), found.inverse, 1).tolist() == [[1_000_000.0]]
+    assert summed(np.ones((ids.size, 1), np.float32), found.inverse, 1)[0].tolist() == [[1_000_000.0]]
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
+def test_sums_that_are_not_finite_are_found_as_they_are_made(wrong):
+    grads, inverse = np.ones((4, 3), np.float32), np.array([0, 1, 0, 1])
+    assert summed(grads, inverse, 2)[1]
+    for place in np.ndindex(grads.shape):
+        changed = grads.copy()
+        changed[place] = wrong
+        assert not summed(changed, inverse, 2)[1]
+    grads[:] = np.finfo(np.float32).max
+    assert not summed(grads, inverse, 2)[1], "their sum is too large"
+    assert summed(grads, np.arange(4), 4)[1]
+    assert summed(grads[:0], inverse[:0], 0)[1]
 
 
 def test_gradients_may_be_read_only_unaligned_and_apart():
@@ -54,23 +68,23 @@ def test_gradients_may_be_read_only_unaligned_and_apart():
     inverse = np.array([0, 1, 0, 1])
     expected = [[12.0, 14.0], [24.0, 26.0]]
     for grads in (wide[:, :2], raw[:, :2]):
-        assert summed(grads, inverse, 2).tolist() == expected
+        assert summed(grads, inverse, 2)[0].tolist() == expected
 
 
 def test_contributions_are_merged_by_id_and_weighted():
     a = np.array([5, -1]), np.array([[2.0], [4.0]], np.float32), 1
     b = np.array([9, 5]), np.array([[8.0], [6.0]], np.float32), 3
-    ids, rows = merged([a, b], 4, 1)
-    assert ids.tolist() == [-1, 5, 9]
-    assert rows.tolist() == [[1.0], [5.0], [6.0]]
+    ids, rows = merged([a, b], 4, 1, 7)
+    assert ids.tolist() == [5, -1, 9]
+    assert rows.tolist() == [[5.0], [1.0], [6.0]]
 
 
 def test_the_mean_of_finite_rows_is_finite():
     large = np.array([1]), np.full((1, 2), 3e38, np.float32), 1000
-    assert merged([large, large], 2000, 2)[1].tolist() == [[pytest.approx(3e38)] * 2]
+    assert merged([large, large], 2000, 2, 7)[1].tolist() == [[pytest.approx(3e38)] * 2]
 
 
 def test_nothing_is_merged_to_nothing():
-    ids, rows = merged([], 0, 3)
+    ids, rows = merged([], 0, 3, 7)
     assert ids.size == 0
     assert rows.shape == (0, 3)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -22,7 +23,7 @@ import zmqps.torch  # noqa: E402
 from tests.inprocess import InProcessCluster  # noqa: E402
 from tests.team import PATIENCE  # noqa: E402
 from zmqps.client.sparse.tables import TableOptions  # noqa: E402
-from zmqps.errors import ConfigurationError  # noqa: E402
+from zmqps.errors import ConfigurationError, DeadlineError  # noqa: E402
 
 DIM, NUM_IDS, BATCH, STEPS = 5, 40, 8, 10
 START = 0.25
@@ -124,6 +125,97 @@ def test_one_worker_trains_as_one_process(worker: Any, mode: str, bag: str, pref
     assert sum(coming is not None for coming in pulls) == (2 * (STEPS - 1) if prefetch else 0)
     check(worker, model, expected)
     assert list(model.state_dict()) == [name for name in expected.state_dict() if "tower" in name]
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return what is asked of tables from now on."""
+    calls: list[str] = []
+
+    def spy(name: str) -> None:
+        original = getattr(zmqps.Table, name)
+        monkeypatch.setattr(zmqps.Table, name, lambda *args, **more: (calls.append(name), original(*args, **more))[1])
+
+    for name in ("push_async", "pull", "pull_async", "push_pull_async"):
+        spy(name)
+    return calls
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_rows_of_the_next_batch_come_with_the_push_of_this_one(worker: Any, mode: str, asked: list[str]) -> None:
+    model = zmqps.torch.Embedding("items", TABLE)
+    optimizer = zmqps.torch.Optimizer(model, worker, sgd(model), staleness=MODES[mode], timeout=PATIENCE)
+    batches = [torch.tensor(ids) for ids in ([3, 3, 7], [7, 3, 9, 7], [9, 9, 1], [3, 7, 9, 1])]
+    expected = torch.nn.Embedding(NUM_IDS, DIM)
+    torch.nn.init.constant_(expected.weight, START)
+    theirs = sgd(expected)
+    for ids, following in zip(batches, [*batches[1:], None], strict=True):
+        optimizer.zero_grad()
+        theirs.zero_grad()
+        rows, others = model(ids), expected(ids)
+        torch.testing.assert_close(rows, others)
+        if following is not None:
+            model.prefetch(following)
+        (rows * ids[:, None]).sum().backward()
+        (others * ids[:, None]).sum().backward()
+        optimizer.step()
+        theirs.step()
+    together = ["push_pull_async"] if mode == "async" else ["push_async", "pull_async"]
+    assert asked == ["pull", *together * 3, "push_async"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_layers_that_share_a_table_have_the_updates_of_both(worker: Any, mode: str, asked: list[str]) -> None:
+    data = [batch(step) for step in range(STEPS)]
+    expected = plain()
+    expected.bag.weight = expected.one.weight
+    loop(expected, sgd(expected), data)
+    model = Model(zmqps.torch.Embedding("items", TABLE), zmqps.torch.EmbeddingBag("items", TABLE, mode="sum"))
+    optimizer = zmqps.torch.Optimizer(model, worker, sgd(model), staleness=MODES[mode], timeout=PATIENCE)
+
+    def ask(following: Any) -> None:
+        model.one.prefetch(following[0])
+        model.bag.prefetch(following[1])
+
+    loop(model, optimizer, data, ask)
+    assert asked.count("pull") == 2
+    assert asked.count("push_pull_async") == (STEPS if mode == "async" else 0)
+    assert asked.count("push_async") == (0 if mode == "async" else STEPS), "one gradient of each step"
+    np.testing.assert_allclose(rows_of(worker, "items"), expected.one.weight.detach().numpy(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_rows_come_with_a_step_whose_gradients_were_pushed_while_backward_ran(worker: Any, mode: str) -> None:
+    data = [batch(step) for step in range(STEPS)]
+    expected, model = plain(), remote()
+    loop(expected, sgd(expected), data)
+    optimizer = zmqps.torch.Optimizer(model, worker, sgd(model), staleness=MODES[mode], overlap=True, timeout=PATIENCE)
+    loop(model, optimizer, data, lambda following: model.one.prefetch(following[0]))
+    optimizer.synchronize()
+    check(worker, model, expected)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_after_a_step_that_was_too_late_rows_are_asked_for_again(mode: str, asked: list[str]) -> None:
+    held = threading.Event()
+    with InProcessCluster(servers=2) as cluster, zmqps.connect(cluster.address, timeout=PATIENCE) as worker:
+        model = zmqps.torch.Embedding("items", TABLE)
+        optimizer = zmqps.torch.Optimizer(model, worker, sgd(model), staleness=MODES[mode], timeout=1.0)
+        ids, following = torch.tensor([3, 3, 7]), torch.tensor([7, 9])
+        model(ids).sum().backward()
+        model.prefetch(following)
+        cluster._loop.call_soon_threadsafe(held.wait, PATIENCE)
+        try:
+            with pytest.raises(DeadlineError):
+                optimizer.step()
+        finally:
+            held.set()
+        asked.clear()
+        rows = model(following)
+        assert asked == (["pull"] if mode == "async" else [])
+        assert rows[1].tolist() == [START] * DIM
+        assert rows[0].tolist() in (pytest.approx([START] * DIM), pytest.approx([START - 0.1] * DIM))
+        assert rows_of(worker, "items")[7].tolist() == rows[0].tolist()
 
 
 def test_two_synchronous_workers_are_one_process_with_whole_batches() -> None:

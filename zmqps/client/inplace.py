@@ -1,10 +1,13 @@
-"""Gradients computed in memory that servers on this host read."""
+"""Memory that a worker and servers on its host read of each other: gradients, and values."""
 
 from __future__ import annotations
 
 import threading
+import weakref
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,7 +16,35 @@ from zmqps.client.tensors import LOOKED_AT, copy_finite
 from zmqps.core.job.keyspace import KeySpace
 from zmqps.core.job.spec import JobSpec, Parameter
 from zmqps.core.protocol.arrays import Array
+from zmqps.core.protocol.loans import Bytes
+from zmqps.net.lane.private import Private
 from zmqps.net.system.available import available_nbytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedMemory:
+    """What a worker shares with the servers on its host.
+
+    Attributes
+    ----------
+    empty
+        Allocates a table that servers may read: ``empty(size, dtype)``.
+    part
+        Releases such a table to the servers: they do not see what is written to it later.
+    reads
+        Whether all servers and this process read each other's memory.
+    private
+        Maps memory that a server lends, so that writes stay in this process (`zmqps.net.lane.shm.LaneTransport`); None:
+        values are copied.
+    num_workers
+        Of the cluster.
+    """
+
+    empty: Callable[[int, np.dtype[Any]], Array] = np.empty
+    part: Callable[[Array], None] = lambda table: None
+    reads: Callable[[], bool] = lambda: False
+    private: Callable[[Bytes, Any], Private | None] | None = None
+    num_workers: Callable[[], int] = lambda: 1
 
 
 class GradientBuffers:
@@ -25,10 +56,8 @@ class GradientBuffers:
     ----------
     parameters
         Of the job.
-    empty
-        Allocates a table: ``empty(size, dtype)``.
-    part
-        Releases such a table to the servers: they do not see what is written to it later.
+    memory
+        Where the tables are.
 
     Attributes
     ----------
@@ -36,15 +65,10 @@ class GradientBuffers:
         Whether servers may read the tables.
     """
 
-    def __init__(
-        self,
-        parameters: tuple[Parameter, ...],
-        empty: Callable[[int, np.dtype[Any]], Array] = np.empty,
-        part: Callable[[Array], None] = lambda table: None,
-    ) -> None:
+    def __init__(self, parameters: tuple[Parameter, ...], memory: SharedMemory) -> None:
         self.parameters = parameters
         self.shared = True
-        self._part = part
+        self._part, empty = memory.part, memory.empty
         keyspace = KeySpace(parameters)
         self.tables = [empty(0 if table.buffers else table.size, table.dtype) for table in keyspace.tables]
         flat: dict[int, Array] = {}
@@ -94,26 +118,18 @@ class Staging:
     ----------
     job
         Whose gradients they are.
-    empty, part
-        As of `GradientBuffers`.
-    num_workers
-        Of the cluster.
+    memory
+        Where they are copied to.
     """
 
-    def __init__(
-        self,
-        job: JobSpec,
-        empty: Callable[[int, np.dtype[Any]], Array],
-        part: Callable[[Array], None],
-        num_workers: Callable[[], int] = lambda: 1,
-    ) -> None:
+    def __init__(self, job: JobSpec, memory: SharedMemory) -> None:
         trained = [parameter for parameter in job.parameters if not parameter.buffer]
         self._nbytes = sum(parameter.size * parameter.storage_dtype.itemsize for parameter in trained)
         #: Whether pushes of this job are worth it.
         self.suits = self._nbytes >= STAGED_NBYTES and all(p.storage_dtype in LOOKED_AT for p in trained)
         self.suits = self.suits and job.nonfinite == "reject"
         self.number = len(trained)  # of arrays
-        self._parameters, self._empty, self._part, self._num_workers = job.parameters, empty, part, num_workers
+        self._parameters, self._memory = job.parameters, memory
         self._buffers: GradientBuffers | None = None
         self._num_parted = 0
         self._taken = threading.Lock()
@@ -139,8 +155,9 @@ class Staging:
         try:
             if self._buffers is None and self.suits:
                 most = MOST_OF_MEMORY * available_nbytes()
-                self.suits = self._num_parted < MOST_PARTED and self._nbytes * max(1, self._num_workers()) <= most
-                self._buffers = GradientBuffers(self._parameters, self._empty, self._part) if self.suits else None
+                needed = self._nbytes * max(1, self._memory.num_workers())
+                self.suits = self._num_parted < MOST_PARTED and needed <= most
+                self._buffers = GradientBuffers(self._parameters, self._memory) if self.suits else None
             return None if self._buffers is None else self._fill(self._buffers, plain)
         except (MemoryError, OSError):
             return None
@@ -168,3 +185,87 @@ class Staging:
     def end(self) -> None:
         """Stage nothing more: the worker is closed, or the program computes in place."""
         self.suits, self._buffers = False, None
+
+
+#: Values that are kept for more calls than this become the worker's own, so that servers get their memory back.
+MOST_CALLS = 4
+#: Writing to more of the values than this costs more than a copy of all.
+MOST_WRITTEN = 0.1
+#: A program that keeps values, or writes to them, as often as this is better served with copies.
+MOST_DEAR = 2
+
+
+class CopiesOnWrite:
+    """Decides whether values are handed out where they arrive, also those that servers lend.
+
+    They are the caller's arrays: a page that the caller writes to is copied then, and so are all pages of values that
+    it keeps. That pays where neither is usual, and only while no other worker waits for the memory that is lent: in
+    synchronous training all have finished the step before the next values are written.
+
+    Parameters
+    ----------
+    job
+        Whose values they are.
+    memory
+        Where they are.
+
+    Attributes
+    ----------
+    large
+        Whether the job is worth it.
+    lent
+        What was handed out, with the number of the call, oldest first.
+    """
+
+    def __init__(self, job: JobSpec, memory: SharedMemory) -> None:
+        nbytes = sum(parameter.size * parameter.storage_dtype.itemsize for parameter in job.parameters)
+        self.large = nbytes >= STAGED_NBYTES
+        self._together = job.mode == "sync" and job.aggregate is None
+        self._memory = memory
+        self._calls = 0
+        self._num_dear = 0
+        self.lent: deque[tuple[int, weakref.ref[Private]]] = deque()
+
+    @property
+    def suit(self) -> bool:
+        """Whether values of this job are worth it now."""
+        return self.large and (not self._memory.reads() or self._may_keep())  # messages belong to this process
+
+    def _may_keep(self) -> bool:
+        """Whether servers' memory may be kept from them."""
+        may = self._memory.private is not None and self._num_dear < MOST_DEAR
+        return may and (self._together or self._memory.num_workers() == 1)
+
+    def call(self) -> None:
+        """Count a push or a pull, and take over what has been kept since many of them."""
+        self._calls += 1
+        for _ in range(len(self.lent)):
+            try:
+                call, reference = self.lent.popleft()
+            except IndexError:  # another thread was quicker
+                return
+            if call + MOST_CALLS >= self._calls:
+                self.lent.appendleft((call, reference))
+                return
+            private = reference()
+            if private is not None:
+                self._num_dear += 1
+                with suppress(OSError):  # no memory: it stays with the server
+                    private.detach()
+
+    def end(self) -> None:
+        """Take over all that is kept: nobody counts calls any more."""
+        self._calls += MOST_CALLS + 1
+        self.call()
+
+    def take(self, memory: Bytes, hold: Any) -> Private | None:
+        """Return memory of a server as this process's own (`zmqps.core.protocol.loans.CopyOnWrite`)."""
+        lends = self._memory.private if self._may_keep() else None
+        private = None if lends is None else lends(memory, hold)
+        if private is not None:
+            private.report = self._note
+            self.lent.append((self._calls, weakref.ref(private)))
+        return private
+
+    def _note(self, written_nbytes: int, used_nbytes: int) -> None:
+        self._num_dear += written_nbytes > MOST_WRITTEN * used_nbytes

@@ -11,7 +11,7 @@ from typing import Any
 
 from zmqps import checks
 from zmqps.client.connection import Connection
-from zmqps.client.inplace import GradientBuffers
+from zmqps.client.inplace import GradientBuffers, SharedMemory
 from zmqps.client.pytrees import register_where_used
 from zmqps.client.requests import Params, Requests
 from zmqps.client.sparse.cache_options import CacheOptions
@@ -20,11 +20,13 @@ from zmqps.client.sparse.tables import Table
 from zmqps.client.thread import in_callback, refuse_in_callback
 from zmqps.codecs import Codec
 from zmqps.core.job.spec import JobSpec, Parameter
+from zmqps.core.protocol.loans import Bytes
 from zmqps.core.worker.layout.rollbacks import Rollback
 from zmqps.core.worker.operations import Attached, Exchange, Restored, StartJob
 from zmqps.core.worker.statistics import Statistics
 from zmqps.errors import ConfigurationError
 from zmqps.gpu.handover import Handover
+from zmqps.net.lane.private import Private
 
 
 class Puller(Connection):
@@ -122,13 +124,27 @@ class Puller(Connection):
     def _attach(self, init: StartJob, timeout: float | None) -> Future[None]:
         me = weakref.ref(self)
 
-        def reads_in_place() -> bool:
+        def reads() -> bool:
             worker = me()  # no cycle, which would keep a worker without references alive
             return worker is not None and worker._reads_in_place()
+
+        def private(memory: Bytes, hold: Any) -> Private | None:
+            worker = me()
+            lanes = None if worker is None else worker._lanes
+            return None if lanes is None else lanes.private(memory, hold)
 
         def num_workers() -> int:
             worker = me()
             return 1 if worker is None else worker.num_workers
+
+        lent = None if self._role == "observer" else private  # training does not wait until it has read them
+        memory = SharedMemory(
+            empty=self._arenas.empty,
+            part=self._arenas.part,
+            reads=reads,
+            private=lent,
+            num_workers=num_workers,
+        )
 
         def attach(value: Attached) -> None:
             self._named |= init.job is not None
@@ -136,15 +152,7 @@ class Puller(Connection):
             if init.job is not None or self._trained is None:
                 self._trained = value.job
             if self._requests is None:
-                self._requests = Requests(
-                    value,
-                    self._handover,
-                    self._arenas.empty,
-                    reads_in_place,
-                    self._buffers,
-                    self._arenas.part,
-                    num_workers,
-                )
+                self._requests = Requests(value, self._handover, memory, self._buffers)
 
         return self._submit(init, timeout, attach)
 
@@ -260,13 +268,14 @@ class Puller(Connection):
         codec : Codec or str, optional
             The codec of the values: ``raw``, ``bf16``, ``fp16`` or ``int8``; by default the job's.
         copy : bool
-            False: return read-only arrays. They are views of a server's own memory if that is on this host, in reach
-            (``docs/lane.md``), and holds the parameter in one piece. A view does not change until garbage-collected:
-            the server writes later updates elsewhere, and keeps up to two more copies of its values for that. So drop
-            the last values before, or soon after, the next ones arrive. A view is valid memory after `close`, and after
-            the server ends. From other servers a parameter that arrived complete in one message, and is at least a
-            sixteenth of it, is a view of that message, which stays in this process's memory. Others are copies. Not
-            together with ``out``.
+            By default the arrays are yours. On a server's host they may lie in its memory, page by page until you write
+            there (``docs/lane.md``). False: return read-only arrays. They are views of a server's own memory if that is
+            on this host, in reach, and holds the parameter in one piece. A view does not change until
+            garbage-collected: the server writes later updates elsewhere, and keeps up to two more copies of its values
+            for that. So drop the last values before, or soon after, the next ones arrive. A view is valid memory after
+            `close`, and after the server ends. From other servers a parameter that arrived complete in one message, and
+            is at least a sixteenth of it, is a view of that message, which stays in this process's memory. Others are
+            copies. Not together with ``out``.
         timeout : float, optional
             Seconds; by default as `connect` says, at least 60.
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from zmqps import checks
-from zmqps.client.inplace import GradientBuffers, Staging
+from zmqps.client.inplace import CopiesOnWrite, GradientBuffers, SharedMemory, Staging
 from zmqps.client.naming import check_names
 from zmqps.client.small import SmallTensors, are_writeable
 from zmqps.client.sparse.rows import RowRequests
@@ -31,7 +31,7 @@ from zmqps.trace.record import watched_coding
 
 #: Bytes that one message refers to, where both sides read the other's memory: much where nothing is
 #: copied, so there is nothing to overlap; less where values are copied out while later slices are updated.
-NOTHING_COPIED_NBYTES, VALUES_COPIED_NBYTES = 32 << 20, 4 << 20
+NOTHING_COPIED_NBYTES, VALUES_COPIED_NBYTES = 32 << 20, 8 << 20
 #: Distinct subsets of the parameters whose message plan is cached.
 MAX_PLANS = 64
 #: More updates than a parameter will ever have, and still small enough for a message.
@@ -65,27 +65,18 @@ class Requests:
         The job and its placement.
     handover
         Transfers to and from arrays on GPUs.
-    empty
-        Allocates memory that servers may read in place: ``empty(size, dtype)``.
-    in_place
-        Whether servers and this process read each other's memory.
+    memory
+        What servers on this host and this process read of each other.
     buffers
         Those of the previous job, kept if the job is the same.
-    part
-        Releases an array made by ``empty`` to the servers: they do not see what is written to it later.
-    num_workers
-        How many workers the cluster has.
     """
 
     def __init__(
         self,
         attached: Attached,
         handover: Handover,
-        empty: Callable[[int, np.dtype[Any]], Array] = np.empty,
-        in_place: Callable[[], bool] = lambda: False,
+        memory: SharedMemory = SharedMemory(),  # noqa: B008 -- frozen
         buffers: GradientBuffers | None = None,
-        part: Callable[[Array], None] = lambda table: None,
-        num_workers: Callable[[], int] = lambda: 1,
     ) -> None:
         self.job = attached.job
         self._index = {parameter.name: i for i, parameter in enumerate(self.job.parameters)}
@@ -108,9 +99,9 @@ class Requests:
         self._set_only = self.job.buffers
         self._trained -= self._set_only
         self._encoder = Encoder(self.job, handover, watched_coding())
-        self._empty, self._part = empty, part
-        self.staging = Staging(self.job, empty, part, num_workers)
-        self._in_place = in_place
+        self._memory, self._in_place = memory, memory.reads
+        self.staging = Staging(self.job, memory)
+        self.copies = CopiesOnWrite(self.job, memory)
         self.buffers = buffers if buffers is not None and buffers.parameters == self.job.parameters else None
 
     def lie(self, placement: Placement) -> None:
@@ -143,7 +134,7 @@ class Requests:
         """Return the arrays of `zmqps.Worker.gradient_buffers`."""
         self.staging.end()
         if self.buffers is None:
-            self.buffers = GradientBuffers(self.job.parameters, self._empty, self._part)
+            self.buffers = GradientBuffers(self.job.parameters, self._memory)
         return self.buffers
 
     def pull(
@@ -176,7 +167,7 @@ class Requests:
         everything = wanted is None and out is None
         numbers = None if everything else check_names(out or wanted or (), self._index)
         target, result = self._receive(numbers, out, codec, copy, each=each)
-        if not copy and self._in_place():
+        if isinstance(target, ViewTarget) and self._in_place():
             target.in_place = NOTHING_COPIED_NBYTES
         cargoes = self._plan(numbers, ordered=True)
         return PullTransfer(cargoes=cargoes, target=target, version=version or 0, exact=exact is not None), result
@@ -337,7 +328,8 @@ class Requests:
         numbers = [self._index[name] for name in grads]
         target, result = self._receive(numbers, out, pull_codec, copy)
         if push.source.in_place:
-            push.source.in_place = target.in_place = VALUES_COPIED_NBYTES if copy else NOTHING_COPIED_NBYTES
+            stay = isinstance(target, ViewTarget)
+            push.source.in_place = target.in_place = NOTHING_COPIED_NBYTES if stay else VALUES_COPIED_NBYTES
         return push, PullTransfer(cargoes=push.cargoes if complete else self._plan(numbers), target=target), result
 
     def lend(self, push: PushTransfer, pull: PullTransfer) -> bool:
@@ -421,22 +413,30 @@ class Requests:
         else:
             ordered = {parameters[n].name: np.empty(parameters[n].shape, parameters[n].storage_dtype) for n in numbers}
             target.arrays = Destination(ordered, parameters, self._index, self._handover).flat
-        if copy:
+        if copy and not (self.copies.large and target.tables is not None and self._stay(target.codec)):
             return target, lambda _: Params(ordered, min(target.versions.values(), default=0))
-        views = Views([array.reshape(-1) for array in ordered.values()])
-        target = ViewTarget(views=views, arrays=target.arrays, tables=target.tables, codec=target.codec)
+        return self._where_they_arrive(target, ordered, own=copy)
+
+    def _where_they_arrive(self, target: Target, ordered: dict[str, Array], *, own: bool) -> tuple[Target, Result]:
+        """As `_receive`, of values that stay where they arrive if they can; ``own``: the caller may write to them."""
+        views = Views([array.reshape(-1) for array in ordered.values()], self.copies.take if own else None)
 
         def look(_: Any) -> Params:
-            arrays = views.arrays()
-            shaped = {
-                name: array.reshape(space.shape) for (name, space), array in zip(ordered.items(), arrays, strict=True)
-            }
-            return Params(shaped, min(target.versions.values(), default=0))
+            shaped = zip(ordered.items(), views.arrays(), strict=True)
+            arrays = {name: array.reshape(space.shape) for (name, space), array in shaped}
+            return Params(arrays, min(stays.versions.values(), default=0))
 
-        return target, look
+        stays = ViewTarget(views=views, arrays=target.arrays, tables=target.tables, codec=target.codec)
+        return stays, look
+
+    def _stay(self, codec: str) -> bool:
+        """Whether all values, which the caller may write to, are handed out where they arrive."""
+        return codec == RAW and self._small is None and self.copies.suit
 
     def _plan(self, numbers: list[int] | None, *, ordered: bool = False) -> tuple[tuple[Cargo, ...], ...]:
         """Return the messages that move some parameters, on request in the order of their names."""
+        if self.copies.lent:
+            self.copies.call()
         if numbers is not None and ordered:
             key: tuple[int, ...] | frozenset[int] | None = tuple(dict.fromkeys(numbers))
         else:

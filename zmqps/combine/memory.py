@@ -101,7 +101,7 @@ class MappedModels:
                 raise ProtocolError(f"a model of {len(key)} tables, where the job has {len(self._layout.tables)}")
             try:
                 tables = [
-                    _table(attach(Description(*place)), size, dtype)
+                    _table(attach(Description(*place)).data, size, dtype)
                     for place, (size, dtype) in zip(key, self._layout.tables, strict=True)
                 ]
             except ArenaError as error:

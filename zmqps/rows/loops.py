@@ -141,6 +141,12 @@ def erase(ids: Any, hashes: Any, index: Any, own: Any) -> None:
             at = (at + np.uint64(1)) & mask
 
 
+def mark(rows: Any, stamps: Any, stamp: Any) -> None:
+    for i in range(rows.size):
+        prefetch(stamps, rows[min(i + 2 * AHEAD, rows.size - 1)])
+        stamps[rows[i]] = stamp
+
+
 def copy(rows: Any, values: Any, out: Any) -> None:
     """Write the values of rows that there are (not -1)."""
     for i in range(rows.size):
@@ -256,17 +262,25 @@ def order(
         ordered[i] = numbers[inverse[i]]
 
 
-def add(grads: Any, inverse: Any, seen: Any, out: Any) -> None:
-    """Write the sum of the gradients of each number, in the order in which they come."""
+def add(grads: Any, bits: Any, inverse: Any, seen: Any, out: Any, sums: Any) -> bool:
+    """Write the sum of the gradients of each number, in the order in which they come; return whether all are finite.
+
+    ``bits`` are those of ``grads``, ``sums`` those of ``out``. What is not finite stays so, whatever is added to it.
+    """
+    bad, exponent = False, np.uint32(0x7F800000)
     for i in range(inverse.size):
         u = inverse[i]
         if seen[u] == 0:
             seen[u] = 1
             for j in range(out.shape[1]):
-                out[u, j] = grads[i, j]
+                bad |= (bits[i, j] & exponent) == exponent
+                sums[u, j] = bits[i, j]
         else:
             for j in range(out.shape[1]):
                 out[u, j] += grads[i, j]
+            for j in range(out.shape[1]):
+                bad |= (sums[u, j] & exponent) == exponent
+    return not bad
 
 
 def spread(rows: Any, first: int, inverse: Any, out: Any) -> None:

@@ -9,6 +9,7 @@ index is built anew with another seed.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -123,7 +124,7 @@ class RowStore:
         """What is kept of each row."""
         return Layout(self.dim, len(self.slots), len(self.row_slots), self.counts is not None)
 
-    @property
+    @cached_property
     def row_nbytes(self) -> int:
         """Bytes of one more row, without the index."""
         per_element, per_row = 4 * (1 + len(self.slots)), 4 * len(self.row_slots) + 4 * (self.counts is not None)
@@ -143,7 +144,8 @@ class RowStore:
         return self._find(ids, mixed(ids, self._seed))[0]
 
     def _find(self, ids: Array, hashes: Array) -> tuple[Array, int]:
-        rows = np.full(ids.size, -1, np.int64)
+        rows = np.empty(ids.size, np.int64)
+        rows.fill(-1)
         loop = kernel(loops.find)
         found = loop(ids, hashes, self._index, self.ids, rows)
         if self._old is not None and found < ids.size:
@@ -190,6 +192,10 @@ class RowStore:
         return ids.size - self._find(ids, mixed(ids, self._seed))[1]
 
     # --- changing ------------------------------------------------------------------------------
+
+    def mark(self, rows: Array, now: int) -> None:
+        """Note that rows are changed now."""
+        kernel(loops.mark)(rows, self.stamps, np.uint32(now % _STAMPS))
 
     def insert(self, ids: Array, now: int = 0) -> Array:
         """Return the rows of some different ids; those that have none get one, as rows begin.
@@ -246,7 +252,7 @@ class RowStore:
     def renew(self, rows: Array, now: int = 0) -> None:
         """Let rows begin again."""
         self._begin(rows)
-        self.stamps[rows] = now % _STAMPS
+        self.mark(rows, now)
 
     def remove(self, rows: Array) -> None:
         """Give rows back, which are different and there."""

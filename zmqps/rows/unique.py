@@ -100,8 +100,10 @@ def group(found: Different, part_of_bucket: Array, num_parts: int) -> Grouped:
     return Grouped(ids, offsets, ordered)
 
 
-def summed(grads: Array, inverse: Array, size: int) -> Array:
-    """Return the sum of the gradients of each number, float32 ``(size, dim)``, added in the order in which they come.
+def summed(grads: Array, inverse: Array, size: int) -> tuple[Array, bool]:
+    """Return the sum of the gradients of each number, float32 ``(size, dim)``, and whether there is no NaN or infinity.
+
+    They are added in the order in which they come.
 
     Parameters
     ----------
@@ -113,8 +115,8 @@ def summed(grads: Array, inverse: Array, size: int) -> Array:
         How many numbers there are.
     """
     out = np.empty((size, grads.shape[1]), np.float32)
-    kernel(loops.add)(np.ascontiguousarray(grads), inverse, np.zeros(size, np.uint8), out)
-    return out
+    grads, seen = np.ascontiguousarray(grads), np.zeros(size, np.uint8)
+    return out, kernel(loops.add)(grads, grads.view(np.uint32), inverse, seen, out, out.view(np.uint32))
 
 
 def spread(rows: Array, first: int, inverse: Array, out: Array) -> None:
@@ -134,8 +136,8 @@ def spread(rows: Array, first: int, inverse: Array, out: Array) -> None:
     kernel(loops.spread)(rows, first, inverse, out)
 
 
-def merged(parts: Sequence[tuple[Array, Array, int]], total: int, dim: int) -> tuple[Array, Array]:
-    """Return the ids of several contributions, ascending, and the weighted sum of their rows divided by a total.
+def merged(parts: Sequence[tuple[Array, Array, int]], total: int, dim: int, seed: int) -> tuple[Array, Array]:
+    """Return the different ids of several contributions, and the weighted sum of their rows divided by a total.
 
     Added in double precision in the order of the parts, so the same parts make the same bits, and the mean of finite
     gradients is finite.
@@ -148,13 +150,12 @@ def merged(parts: Sequence[tuple[Array, Array, int]], total: int, dim: int) -> t
         What sums are divided by.
     dim
         Elements of a row.
+    seed
+        Unknown to those who contribute: ids could be chosen that take long.
     """
-    ids, inverse = np.unique(
-        np.concatenate([np.empty(0, np.int64), *(ids for ids, _, _ in parts)]), return_inverse=True
-    )
-    sums, at = np.zeros((ids.size, dim), np.float64), 0
+    found = different(np.concatenate([np.empty(0, np.int64), *(ids for ids, _, _ in parts)]), seed)
+    sums, at = np.zeros((found.size, dim), np.float64), 0
     for own, rows, weight in parts:
-        kernel(loops.accumulate)(rows, inverse[at : at + own.size].astype(np.int64, copy=False), float(weight), sums)
+        kernel(loops.accumulate)(rows, found.inverse[at : at + own.size], float(weight), sums)
         at += own.size
-    sums /= max(1, total)
-    return ids, sums.astype(np.float32)
+    return found.ids, np.divide(sums, max(1, total), out=np.empty(sums.shape, np.float32))

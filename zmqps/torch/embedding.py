@@ -11,11 +11,11 @@ import torch
 from zmqps import checks
 from zmqps.errors import ConfigurationError
 from zmqps.torch.model import outside_graphs
-from zmqps.torch.rows import Gather, Rows, is_rows
+from zmqps.torch.rows import Array, Coming, Gather, Rows, is_rows
 from zmqps.worker import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
 
     from zmqps.client.sparse.cache_options import CacheOptions
     from zmqps.client.sparse.tables import TableOptions
@@ -233,7 +233,10 @@ class Tables:
 
     def __init__(self, model: torch.nn.Module, owned: Collection[int]) -> None:
         self._modules = embeddings_of(model)
+        self._by_table: dict[str, list[Rows]] = {}
+        self._coming: dict[Rows, Coming] = {}  # with the push of the present step
         for module in self._modules:
+            self._by_table.setdefault(module.name, []).append(module)
             if module.rows.requires_grad and id(module.rows) not in owned:
                 raise ConfigurationError(
                     f"the rows of {module.name!r} are in no param group of the optimizer: make it of "
@@ -244,22 +247,53 @@ class Tables:
     def __bool__(self) -> bool:
         return bool(self._modules)
 
-    def push(self, scale: Any) -> list[Future[None]]:
-        """Push what `backward` has left, before what ends the step; ``scale``: what gradients were multiplied with."""
-        sent = []
-        for module in self._modules:
-            found = module.gradients()
-            if found is not None:
-                ids, gradients = found
-                if scale is not None:
-                    gradients = gradients / np.float32(float(scale))
-                sent.append(module._connected()[1].push_async(ids, gradients, step=False))
+    def push(self, scale: Any, *, fetch: bool, timeout: float | None) -> list[Future[Any]]:
+        """Push what `backward` has left, before what ends the step.
+
+        Parameters
+        ----------
+        scale
+            What gradients were multiplied with.
+        fetch
+            Ask in the same round trip for what is to be used next: no step has to end first.
+        timeout
+            As of `zmqps.torch.Optimizer`.
+        """
+        self._coming = {}
+        found = {
+            name: [each for module in modules if (each := module.gradients()) is not None]
+            for name, modules in self._by_table.items()
+        }
+        return [self._push(name, some, scale, fetch, timeout) for name, some in found.items() if some]
+
+    def _push(
+        self, name: str, found: Sequence[tuple[Array, Array]], scale: Any, fetch: bool, timeout: float | None
+    ) -> Future[Any]:
+        """Push the gradients that layers have found for a table, which add up."""
+        modules = self._by_table[name]
+        table = modules[0]._connected()[1]
+        ids, gradients = [_joined(arrays) for arrays in zip(*found, strict=True)]
+        if scale is not None:
+            gradients = gradients / np.float32(float(scale))
+        wanted = [(module, following) for module in modules if fetch and (following := module.take_wanted())]
+        if not wanted:
+            sent: Future[Any] = table.push_async(ids, gradients, step=False, timeout=timeout)
+            return sent
+        next_ids = [following.once for _, following in wanted]
+        ends = np.cumsum([ids.size for ids in next_ids]).tolist()
+        sent = table.push_pull_async(ids, gradients, _joined(next_ids), step=False, timeout=timeout)
+        for (module, following), start, end in zip(wanted, [0, *ends[:-1]], ends, strict=True):
+            self._coming[module] = Coming(following, sent, slice(start, end))
         return sent
 
-    def ask(self) -> None:
-        """Ask for what is to be used next."""
+    def follow(self) -> None:
+        """A step is on its way: ask for what else is to be used next."""
         for module in self._modules:
-            module.ask()
+            module.follow(self._coming.pop(module, None))
+
+
+def _joined(arrays: Sequence[Array]) -> Array:
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
 def _check_offsets(offsets: torch.Tensor, number: int, *, ends: bool) -> None:

@@ -60,6 +60,25 @@ class _Ids(NamedTuple):
         return np.array_equal(self.flat, others.flat)
 
 
+class Coming(NamedTuple):
+    """Rows that were asked for before they are needed."""
+
+    ids: _Ids
+    future: Future[Any]
+    part: slice | None = None  # of the rows that the push of a step has asked for; its errors are the step's
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a step has failed with it; waits for that."""
+        return self.part is not None and self.future.exception() is not None
+
+    @property
+    def rows(self) -> Array:
+        """The rows, once they are there."""
+        found: Array = self.future.result()
+        return found if self.part is None else found[self.part]
+
+
 class _Way:
     """A layer's way to its table: the worker, and what is under way.
 
@@ -81,7 +100,7 @@ class _Way:
         self.used = False  # by a forward pass since the last step
         self.sent: list[Future[None]] = []
         self.wanted: _Ids | None = None
-        self.coming: tuple[_Ids, Future[Any]] | None = None
+        self.coming: Coming | None = None
         self.recent: deque[tuple[_Ids, Array]] = deque(maxlen=NUM_REMEMBERED)
 
     def pull(self, table: Any, ids: _Ids, *, remember: bool) -> Array:
@@ -91,7 +110,8 @@ class _Way:
                 if known.are(ids):
                     return rows
         coming, self.coming = self.coming, None
-        found: Array = coming[1].result() if coming is not None and coming[0].are(ids) else table.pull(ids.once)
+        is_there = coming is not None and coming.ids.are(ids) and not coming.has_failed
+        found: Array = coming.rows if coming is not None and is_there else table.pull(ids.once)
         if remember:
             self.recent.append((ids, found))
         return found
@@ -186,9 +206,9 @@ class Rows(torch.nn.Module):  # type: ignore[misc,unused-ignore]
     def prefetch(self, ids: torch.Tensor) -> None:
         """Ask for the rows of the next batch; the next forward pass with exactly these ids takes them.
 
-        With `zmqps.torch.Optimizer`, between a forward pass and ``step``, they are asked for as soon as the step has
-        been pushed, and come with its update. Otherwise they are asked for at once, and what is pushed meanwhile may
-        not be in them; they are forgotten when a step is pushed.
+        With `zmqps.torch.Optimizer`, between a forward pass and ``step``, they come with the step's update:
+        asynchronous in one round trip with its gradients, else as soon as the step is over. Otherwise they are asked
+        for at once, and what is pushed meanwhile may not be in them; they are forgotten when a step is pushed.
 
         Parameters
         ----------
@@ -200,17 +220,22 @@ class Rows(torch.nn.Module):  # type: ignore[misc,unused-ignore]
         if way.deferred and way.used:
             way.wanted = wanted
         else:
-            way.coming = wanted, table.pull_async(wanted.once)
+            way.coming = Coming(wanted, table.pull_async(wanted.once))
 
-    def ask(self) -> None:
-        """Ask for what `prefetch` was told; the step that it belongs to is on its way."""
+    def take_wanted(self) -> _Ids | None:
+        """Return what `prefetch` was told, and forget it."""
+        way, _ = self._connected()
+        wanted, way.wanted = way.wanted, None
+        return wanted
+
+    def follow(self, coming: Coming | None) -> None:
+        """A step is on its way, with a request for what is ``coming``; ask for what else `prefetch` was told."""
         way, table = self._connected()
         self.rows.data = self.rows.new_empty(0, self.dim)
-        way.used, way.coming = False, None  # rows that were asked for before lack this step
+        way.used, way.coming = False, coming  # rows that were asked for before lack this step
         way.recent.clear()
-        if way.wanted is not None:
-            way.coming = way.wanted, table.pull_async(way.wanted.once)
-            way.wanted = None
+        if (wanted := self.take_wanted()) is not None:
+            way.coming = Coming(wanted, table.pull_async(wanted.once))
 
     def _look_up(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int | None]:
         """Return rows ``(n, dim)``, which of them each id has, and which is that of ``padding_idx``.
@@ -335,7 +360,7 @@ class Gather(torch.autograd.Function):  # type: ignore[misc,unused-ignore]
     @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator,unused-ignore]
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         own = gradient.detach().reshape(ctx.places.size, gradient.shape[-1]).numpy()
-        return torch.from_numpy(summed(own, ctx.places, ctx.num_rows)), None
+        return torch.from_numpy(summed(own, ctx.places, ctx.num_rows)[0]), None
 
 
 def _array(gradient: torch.Tensor) -> Array:

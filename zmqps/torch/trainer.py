@@ -183,7 +183,7 @@ class Trainer:
         """Leave the step out for all, as with DDP, whose mean is infinite; what was written to buffers stays."""
         sent = self._buffers.push(worker, self.options.timeout)
         worker.skip(for_all=True, timeout=self.options.timeout)
-        self.tables.ask()
+        self.tables.follow()
         if self._overlap is not None and self._overlap.drop() and not self.options.sync:
             raise ConfigurationError(
                 "overlap=True has pushed gradients that are not finite: use it without a GradScaler"
@@ -191,15 +191,17 @@ class Trainer:
         self._pull(worker, sent)
 
     def _push(self, worker: Worker, scale: Any) -> None:
-        sent = self._buffers.push(worker, self.options.timeout) + self.tables.push(scale)
+        options = self.options
+        sent = self._buffers.push(worker, options.timeout)
+        sent += self.tables.push(scale, fetch=options.staleness is None, timeout=options.timeout)
         gradients = {name: parameter.grad for name, parameter in self._trained}
         if scale is not None:
             gradients = {name: None if g is None else g / scale for name, g in gradients.items()}
         if self._overlap is not None:
             pushed = self._overlap.pushed(scaled=scale is not None)
             gradients = {name: gradient for name, gradient in gradients.items() if name not in pushed}
-        sent.append(worker.push_async(_arrays(gradients), step=True, timeout=self.options.timeout))
-        self.tables.ask()
+        sent.append(worker.push_async(_arrays(gradients), step=True, timeout=options.timeout))
+        self.tables.follow()
         if self._overlap is not None:
             self._overlap.pull(sent, self._buffers)
         else:

@@ -18,7 +18,7 @@ MOST: dict[str, tuple[dict[str, Any], int, int]] = {
     "async": ({"mode": "async"}, 22, 67),
     "sync": ({"mode": "sync"}, 48, 256),
     "replicated": ({"mode": "async", "replicas": 1}, 33, 150),
-    "rows": ({"mode": "async", "rows": True}, 45, 147),
+    "rows": ({"mode": "async", "rows": True}, 41, 140),
 }
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from zmqps import codecs
 from zmqps.client.requests import Requests
-from zmqps.client.sparse.rows import RowRequests
+from zmqps.client.sparse.rows import Brought, RowRequests, Wanted
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec, Parameter
 from zmqps.core.job.tables import TableSpec
@@ -65,12 +65,12 @@ class Servers:
             pull.target.land([cargo], [np.stack(found)] if found else [], [1])
 
     def push(self, ids: Any, grads: Any, **options: Any) -> PushTransfer:
-        transfer = self.requests.push(ids, grads, **{"examples": 1, "codec": None, "step": None, **options})
+        transfer = pushing(self.requests, ids, grads, **options)
         self.apply(transfer)
         return transfer
 
     def pull(self, ids: Any, out: Any = None) -> Any:
-        transfer, result = self.requests.pull(ids, out, None)
+        transfer, result = pulling(self.requests, ids, out)
         self.answer(transfer)
         return result(None)
 
@@ -80,6 +80,32 @@ def of_job(shards: int = 2, **options: Any) -> RowRequests:
     job = replace(JOB, **options)
     placement = Placement.balance(KeySpace.of(job), shards)
     return Requests(Attached(job, placement), Handover()).table(job.tables[-1].name)
+
+
+def pushing(requests: RowRequests, ids: Any, grads: Any, *options: Any, **more: Any) -> PushTransfer:
+    exchange, result = requests.exchange(Brought(ids, grads, *options, **more))
+    assert exchange.push is not None
+    assert exchange.pull is result is None
+    return exchange.push
+
+
+def pulling(requests: RowRequests, *wanted: Any) -> tuple[PullTransfer, Callable[[Any], Any]]:
+    exchange, result = requests.exchange(None, Wanted(*wanted))
+    assert exchange.pull is not None
+    assert result is not None
+    assert exchange.push is None
+    return exchange.pull, result
+
+
+def push_pulling(
+    requests: RowRequests, ids: Any, grads: Any, next_ids: Any, codec: Any = None, pull_codec: Any = None
+) -> tuple[PushTransfer, PullTransfer, Callable[[Any], Any]]:
+    brought = Brought(ids, grads, codec=codec)
+    exchange, result = requests.exchange(brought, Wanted(next_ids, codec=pull_codec))
+    assert exchange.push is not None
+    assert exchange.pull is not None
+    assert result is not None
+    return exchange.push, exchange.pull, result
 
 
 def cargoes_of(transfer: PushTransfer | PullTransfer) -> list[RowCargo]:
@@ -107,7 +133,7 @@ def test_ids_may_be_of_any_whole_number(dtype: np.dtype[Any], ends: list[int]) -
     ids = np.array(ends, dtype)
     expected = sorted(number - (1 << 64) if number >= 1 << 63 else number for number in ends)
     assert ids_of(servers.push(ids, -ones(3))) == expected
-    assert ids_of(servers.requests.pull(ids, None, None)[0]) == expected
+    assert ids_of(pulling(servers.requests, ids)[0]) == expected
     assert np.array_equal(servers.pull(np.array(expected)), ones(3))
 
 
@@ -170,11 +196,11 @@ def test_one_id_alone_has_one_row(one: Any) -> None:
 def test_what_is_not_whole_numbers_is_refused_by_the_name_of_the_table(ids: Any) -> None:
     requests = of_job()
     calls: list[Callable[[], Any]] = [
-        lambda: requests.pull(ids, None, None),
-        lambda: requests.push(ids, ones(2), 1, None, None),
+        lambda: pulling(requests, ids),
+        lambda: pushing(requests, ids, ones(2)),
         lambda: requests.load(ids, ones(2), False),
-        lambda: requests.push_pull(ids, ones(2), [1], None, 1, None, None, None),
-        lambda: requests.push_pull([1], ones(1), ids, None, 1, None, None, None),
+        lambda: push_pulling(requests, ids, ones(2), [1]),
+        lambda: push_pulling(requests, [1], ones(1), ids),
     ]
     for call in calls:
         with pytest.raises(DtypeError, match="ids for items"):
@@ -187,7 +213,7 @@ def test_a_million_times_one_id_is_one_row() -> None:
     push = servers.push(ids, np.broadcast_to(np.float32(-1.0), (ids.size, DIM)))
     assert ids_of(push) == [-9]
     assert servers.rows[-9].tolist() == [1_000_000.0] * DIM
-    pull, result = servers.requests.pull(ids, None, None)
+    pull, result = pulling(servers.requests, ids)
     assert ids_of(pull) == [-9]
     servers.answer(pull)
     rows = result(None)
@@ -210,8 +236,8 @@ def test_a_batch_is_summed_by_id_and_read_by_position(numbers: list[int], shards
 def test_ids_and_gradients_may_change_once_they_were_handed_over() -> None:
     servers = Servers()
     ids, grads = np.array([1, 2]), -ones(2)
-    push = servers.requests.push(ids, grads, 1, None, None)
-    pull, result = servers.requests.pull(ids, None, None)
+    push = pushing(servers.requests, ids, grads)
+    pull, result = pulling(servers.requests, ids)
     ids[:], grads[:] = 99, 99.0
     servers.apply(push)
     servers.answer(pull)
@@ -227,7 +253,7 @@ def test_an_empty_batch_asks_nobody(nothing: Any) -> None:
     servers = Servers()
     shape = np.shape(nothing)
     assert not cargoes_of(servers.push(nothing, np.empty((*shape, DIM), np.float32)))
-    assert not cargoes_of(servers.requests.pull(nothing, None, None)[0])
+    assert not cargoes_of(pulling(servers.requests, nothing)[0])
     assert servers.pull(nothing).shape == (*shape, DIM)
     assert not servers.messages
     assert not servers.rows
@@ -270,7 +296,7 @@ def test_gradients_may_be_read_only_and_unaligned() -> None:
 def test_gradients_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
     requests = of_job()
     with pytest.raises(ShapeError, match=r"gradients for items.*expected \(2, 3\)"):
-        requests.push([1, 2], np.zeros(shape), 1, None, None)
+        pushing(requests, [1, 2], np.zeros(shape))
     with pytest.raises(ShapeError, match=r"values for items.*expected \(2, 3\)"):
         requests.load([1, 2], np.zeros(shape), False)
 
@@ -278,32 +304,32 @@ def test_gradients_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("dtype", ["int32", "bool", "complex64", "S1", "O"])
 def test_gradients_that_are_no_floating_numbers_are_refused(dtype: str) -> None:
     with pytest.raises(DtypeError, match="gradients for items"):
-        of_job().push([1, 2], np.zeros((2, DIM), dtype), 1, None, None)
+        pushing(of_job(), [1, 2], np.zeros((2, DIM), dtype))
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_rows_that_are_not_finite_are_named_and_not_sent(bad: float) -> None:
     grads = ones(4)
     grads[2, 1] = bad
-    push = of_job().push([5, 6, -7, 5], grads, 1, None, None)
+    push = pushing(of_job(), [5, 6, -7, 5], grads)
     assert (push.source.checked, list(push.source.nonfinite)) == (False, ["items[-7]"])
-    allowed = of_job(nonfinite="allow").push([5, 6, -7, 5], grads, 1, None, None)
+    allowed = pushing(of_job(nonfinite="allow"), [5, 6, -7, 5], grads)
     assert (allowed.source.checked, list(allowed.source.nonfinite)) == (True, [])
 
 
 def test_what_overflows_is_not_finite() -> None:
     requests = of_job()
-    push = requests.push([1, 2, 2], np.array([[1.0], [LARGEST], [LARGEST]]) * np.ones(DIM), 1, None, None)
+    push = pushing(requests, [1, 2, 2], np.array([[1.0], [LARGEST], [LARGEST]]) * np.ones(DIM))
     assert list(push.source.nonfinite) == ["items[2]"]
-    push = requests.push([1, 2], np.array([[1e300], [1.0]]) * np.ones(DIM), 1, None, None)
+    push = pushing(requests, [1, 2], np.array([[1e300], [1.0]]) * np.ones(DIM))
     assert list(push.source.nonfinite) == ["items[1]"]
 
 
 def test_a_push_says_how_many_examples_it_is_of() -> None:
-    assert of_job().push([1], ones(1), 12, None, None).examples == 12
+    assert pushing(of_job(), [1], ones(1), 12).examples == 12
     for wrong in (0, -1, 1.5, True, None, 1 << 63):
         with pytest.raises(ConfigurationError, match="examples"):
-            of_job().push([1], ones(1), wrong, None, None)  # type: ignore[arg-type]
+            pushing(of_job(), [1], ones(1), wrong)  # type: ignore[arg-type]
 
 
 # --- steps --------------------------------------------------------------------------------------
@@ -329,27 +355,27 @@ def test_a_push_ends_the_step_where_there_is_nothing_else_to_train(
     options: dict[str, Any], ends: bool, staleness: int
 ) -> None:
     requests = of_job(staleness=staleness, **options)
-    assert requests.push([1], ones(1), 1, None, None).whole is ends
-    assert requests.push_pull([1], ones(1), [2], None, 1, None, None, None)[0].whole is ends
+    assert pushing(requests, [1], ones(1)).whole is ends
+    assert push_pulling(requests, [1], ones(1), [2])[0].whole is ends
     for said in (True, False):
-        assert requests.push([1], ones(1), 1, None, said).whole is said
+        assert pushing(requests, [1], ones(1), 1, None, said).whole is said
         assert requests.load([1], ones(1), said).whole is said
     with pytest.raises(ConfigurationError, match="step"):
-        requests.push([1], ones(1), 1, None, "yes")  # type: ignore[arg-type]
+        pushing(requests, [1], ones(1), 1, None, "yes")  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="step"):
         requests.load([1], ones(1), None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("staleness", "shards_told"), [(None, 1), (2, 1), (0, 4)])
 def test_every_shard_is_told_of_a_push_that_is_a_part_of_a_step(staleness: int | None, shards_told: int) -> None:
-    push = of_job(4, staleness=staleness).push([1], ones(1), 1, None, None)
+    push = pushing(of_job(4, staleness=staleness), [1], ones(1))
     assert sum(map(bool, push.cargoes)) == shards_told
 
 
 def test_a_push_and_a_pull_are_one_round_trip_where_nothing_waits_for_others() -> None:
     for staleness in (None, 0, 2):
         requests = of_job(staleness=staleness)
-        push, pull, _ = requests.push_pull([1, 2, 1], ones(3), [2, 9], None, 1, None, None, None)
+        push, pull, _ = push_pulling(requests, [1, 2, 1], ones(3), [2, 9])
         assert (push.cargoes is pull.cargoes) == (staleness is None)
         assert ids_of(push) == [1, 2]
         assert ids_of(pull) == [2, 9]
@@ -357,7 +383,7 @@ def test_a_push_and_a_pull_are_one_round_trip_where_nothing_waits_for_others() -
 
 def test_the_rows_of_a_push_pull_are_those_after_it() -> None:
     servers = Servers()
-    push, pull, result = servers.requests.push_pull([1, 2, 1], -ones(3), [[2, 9], [1, 1]], None, 1, None, None, None)
+    push, pull, result = push_pulling(servers.requests, [1, 2, 1], -ones(3), [[2, 9], [1, 1]])
     servers.apply(push)
     servers.answer(pull)
     assert np.array_equal(result(None)[..., 0], [[1.0, 0.0], [2.0, 2.0]])
@@ -368,11 +394,11 @@ def test_the_rows_of_a_push_pull_are_those_after_it() -> None:
 
 def test_rows_travel_in_the_jobs_codec_or_in_that_of_the_call() -> None:
     requests = of_job(push_codec="bf16", pull_codec="int8:block=64")
-    assert requests.push([1], ones(1), 1, None, None).source.codec == "bf16"
-    assert requests.push([1], ones(1), 1, codecs.fp16(), None).source.codec == "fp16"
-    assert requests.pull([1], None, None)[0].target.codec == "int8:block=64"
-    assert requests.pull([1], None, "raw")[0].target.codec == "raw"
-    push, pull, _ = requests.push_pull([1], ones(1), [2], None, 1, "raw", "bf16", None)
+    assert pushing(requests, [1], ones(1)).source.codec == "bf16"
+    assert pushing(requests, [1], ones(1), 1, codecs.fp16()).source.codec == "fp16"
+    assert pulling(requests, [1])[0].target.codec == "int8:block=64"
+    assert pulling(requests, [1], None, "raw")[0].target.codec == "raw"
+    push, pull, _ = push_pulling(requests, [1], ones(1), [2], "raw", "bf16")
     assert (push.source.codec, pull.target.codec) == ("raw", "bf16")
     assert requests.load([1], ones(1), False).source.codec == "raw"
 
@@ -380,13 +406,13 @@ def test_rows_travel_in_the_jobs_codec_or_in_that_of_the_call() -> None:
 @pytest.mark.parametrize("codec", ["topk:fraction=0.1", "onebit", "twobit"])
 def test_codecs_that_leave_something_out_are_not_for_rows(codec: str) -> None:
     requests = of_job(push_codec=codec)
-    assert requests.push([1], ones(1), 1, None, None).source.codec == "raw"
+    assert pushing(requests, [1], ones(1)).source.codec == "raw"
     with pytest.raises(ConfigurationError, match="leaves values out"):
-        requests.push([1], ones(1), 1, codec, None)
+        pushing(requests, [1], ones(1), 1, codec)
     with pytest.raises(ConfigurationError, match="leaves values out"):
-        requests.push_pull([1], ones(1), [1], None, 1, codec, None, None)
+        push_pulling(requests, [1], ones(1), [1], codec)
     with pytest.raises(ConfigurationError, match="what is pulled is read once"):
-        requests.pull([1], None, codec)
+        pulling(requests, [1], None, codec)
 
 
 # --- where rows go ------------------------------------------------------------------------------
@@ -414,7 +440,7 @@ def test_rows_go_to_the_array_of_one_id_and_of_none() -> None:
 
 def test_rows_are_written_in_place_where_they_are_float32() -> None:
     out = np.zeros((2, DIM), np.float32)
-    transfer, _ = of_job().pull([1, 2], out, None)
+    transfer, _ = pulling(of_job(), [1, 2], out)
     assert isinstance(transfer.target, RowTarget)
     assert np.shares_memory(transfer.target.out, out)
 
@@ -422,7 +448,7 @@ def test_rows_are_written_in_place_where_they_are_float32() -> None:
 @pytest.mark.parametrize("shape", [(2,), (2, DIM + 1), (3, DIM), (DIM,), (1, 2, DIM)])
 def test_an_array_of_another_shape_holds_no_rows(shape: tuple[int, ...]) -> None:
     with pytest.raises(ShapeError, match=r"expected \(2, 3\)"):
-        of_job().pull([1, 2], np.zeros(shape, np.float32), None)
+        pulling(of_job(), [1, 2], np.zeros(shape, np.float32))
 
 
 def test_what_cannot_be_written_holds_no_rows() -> None:
@@ -431,7 +457,7 @@ def test_what_cannot_be_written_holds_no_rows() -> None:
     wrong: list[Any] = [fixed, ones(2).tolist(), np.zeros((2, DIM), np.int64), "rows"]
     for out in wrong:
         with pytest.raises(DtypeError):
-            of_job().pull([1, 2], out, None)
+            pulling(of_job(), [1, 2], out)
 
 
 # --- values -------------------------------------------------------------------------------------

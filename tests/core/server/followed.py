@@ -10,6 +10,7 @@ import numpy as np
 from zmqps import initial, optim
 from zmqps.client.requests import Requests
 from zmqps.client.sparse.feed import Changes, Feed
+from zmqps.client.sparse.rows import Brought
 from zmqps.client.sparse.tables import table
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec
@@ -95,7 +96,13 @@ class Servers:
 
     def push(self, ids: Array, by: float) -> None:
         """Push the same gradient for some ids."""
-        self._write(self.requests.table("items").push(ids, np.full((ids.size, DIM), by), 1, None, None))
+        self._write(self.pushing(ids, by))
+
+    def pushing(self, ids: Array, by: float) -> PushTransfer:
+        """Return the transfer of such a push."""
+        push = self.requests.table("items").exchange(Brought(ids, np.full((ids.size, DIM), by)))[0].push
+        assert push is not None
+        return push
 
     def load(self, ids: Array, value: float) -> None:
         """Set rows."""

@@ -1,4 +1,4 @@
-"""Values read in place: which arrays are views, which are copies, and what keeps the memory as it is."""
+"""Values left where they arrived: which arrays are views, which are copies, and what keeps the memory as it is."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zmqps.core.protocol.arrays import scatter
-from zmqps.core.protocol.loans import borrow, lender_of
-from zmqps.core.worker.views import MOST_KEPT, Views
+from zmqps.core.protocol.loans import OwnMemory, borrow, lender_of, received
+from zmqps.core.worker.views import MOST_KEPT, MOST_KEPT_OWN, Views
 
 
 class Hold:
@@ -146,14 +146,66 @@ def test_frames_in_memory_that_is_needed_again_are_copied() -> None:
     assert array.tolist() == list(range(8))
 
 
+class Copies:
+    """Copies on write that are made at once: of each memory one."""
+
+    def __init__(self) -> None:
+        self.holds: list[Any] = []
+
+    def __call__(self, memory: Any, hold: Any) -> Any:
+        self.holds.append(hold)
+        return OwnMemory(memory.copy())
+
+
+def test_arrays_of_the_caller_lie_in_one_copy_on_write_of_each_memory() -> None:
+    memory, copies = memory_of(np.arange(8, dtype=np.float32)), Copies()
+    buffer = np.zeros(8, np.float32)
+    views = Views([buffer[:3], buffer[3:]], copies)
+    landed(views, buffer, [borrow(memory, 0, 20, Hold()), borrow(memory, 20, 32, Hold())])
+    first, second = views.arrays()
+    second[0] = 9.0
+    assert memory.view(np.float32).tolist() == list(range(8))
+    assert (first.tolist(), second.tolist()) == ([0, 1, 2], [9, 4, 5, 6, 7])
+    assert not buffer.any()
+    assert [len(holds) for holds in copies.holds] == [2]
+
+
+def test_without_a_copy_on_write_arrays_of_the_caller_are_copied() -> None:
+    values, buffer = np.arange(8, dtype=np.float32), np.zeros(8, np.float32)
+    views = Views([buffer], lambda memory, hold: None)
+    landed(views, buffer, [borrow(memory_of(values), 0, 32, Hold())])
+    (array,) = views.arrays()
+    array += 1
+    assert buffer.tolist() == list(range(1, 9))
+    assert values.tolist() == list(range(8))
+
+
+@pytest.mark.parametrize("frame", [bytes, bytearray])
+@pytest.mark.parametrize("kept", [MOST_KEPT_OWN, MOST_KEPT_OWN + 1])
+def test_an_array_of_the_caller_stays_in_a_message_of_which_it_is_half(frame: Any, kept: int) -> None:
+    values = np.arange(4 * kept, dtype=np.float32)
+    buffer = np.zeros_like(values)
+    views = Views([buffer[:4], buffer[4:]], Copies())
+    data = frame(values.tobytes())
+    landed(views, buffer, [data])
+    small, rest = views.arrays()
+    assert received(small) is None or kept == MOST_KEPT_OWN
+    assert (received(rest) is not None) == (frame is bytearray)  # else nobody may write to it
+    for array in (small, rest):
+        array += 1
+    assert np.concatenate([small, rest]).tolist() == (values + 1).tolist()
+    assert received(small) is not None or np.shares_memory(small, buffer)
+
+
 @given(
     sizes=st.lists(st.integers(0, 9), max_size=12),
     cuts=st.lists(st.integers(0, 60), max_size=8),
     lent=st.integers(0, 255),
     twice=st.integers(0, 255),
+    own=st.booleans(),
 )
 def test_views_and_copies_hold_what_a_copy_of_everything_holds(
-    sizes: list[int], cuts: list[int], lent: int, twice: int
+    sizes: list[int], cuts: list[int], lent: int, twice: int, own: bool
 ) -> None:
     total = sum(sizes)
     values = np.arange(total, dtype=np.float64)
@@ -161,11 +213,11 @@ def test_views_and_copies_hold_what_a_copy_of_everything_holds(
     bounds = sorted({0, total, *(cut for cut in cuts if cut < total)})
     ends = np.cumsum([0, *sizes]).tolist()
     buffer = np.full(total, -1.0)
-    views = Views([buffer[lo:hi] for lo, hi in pairwise(ends)])
+    views = Views([buffer[lo:hi] for lo, hi in pairwise(ends)], Copies() if own else None)
     for i, (start, stop) in enumerate(pairwise(bounds)):
         memory = memories[twice >> i & 1]
         frame: Any = borrow(memory, 8 * start, 8 * stop, Hold())
         landed(views, buffer[start:stop], [frame if lent >> i & 1 else bytes(frame)], "float64")
     arrays = views.arrays()
     assert [array.tolist() for array in arrays] == [values[lo:hi].tolist() for lo, hi in pairwise(ends)]
-    assert all(not array.flags.writeable for array in arrays)
+    assert all(array.flags.writeable == own for array in arrays)

@@ -57,7 +57,7 @@ def test_another_process_reads_what_is_written_and_cannot_write() -> None:
     program = f"""if True:
         import numpy as np
         from zmqps.net.lane.arena import Description, attach
-        memory = attach(Description(*{tuple(description_of(arenas, values))!r}))
+        memory = attach(Description(*{tuple(description_of(arenas, values))!r})).data
         assert memory.nbytes == {values.nbytes} and not memory.flags.writeable
         print(memory.view(np.float32)[[0, 1, -1]].tolist())"""
     out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=allow(60))
@@ -73,7 +73,7 @@ def test_an_arena_ends_with_its_last_array_and_leaves_no_descriptor() -> None:
     del values
     assert arenas.nbytes == 4 * SIZE
     assert arenas.find(np.ascontiguousarray(part.reshape(-1))) is not None
-    memory = attach(description_of(arenas, part.reshape(-1)))
+    memory = attach(description_of(arenas, part.reshape(-1))).data
     del part
     assert arenas.nbytes == 0
     assert memory.view(np.float32)[7] == 7
@@ -84,7 +84,7 @@ def test_an_arena_ends_with_its_last_array_and_leaves_no_descriptor() -> None:
 def test_an_arena_that_is_parted_with_is_left_to_others_as_it_is() -> None:
     arenas = Arenas()
     values = new_values(arenas)
-    seen = attach(description_of(arenas, values)).view(np.float32)
+    seen = attach(description_of(arenas, values)).data.view(np.float32)
     values[0] = 5.0
     assert seen[0] == 5.0
     arenas.part(values[1:])  # wherever in it

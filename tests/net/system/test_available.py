@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import psutil
@@ -27,3 +29,17 @@ def test_in_a_container_it_is_what_that_may_still_use(monkeypatch: pytest.Monkey
     assert available.total_nbytes() == 3_000_000
     (tmp_path / "LIMIT").write_text("max\n")
     assert available.total_nbytes() == psutil.virtual_memory().total
+
+
+def test_while_descriptors_are_short_it_is_what_it_was(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def short() -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    for name in ("CGROUP_USES", "CGROUP_LIMIT"):
+        monkeypatch.setattr(available, name, tmp_path / "none")
+    known = available.available_nbytes(), available.total_nbytes()
+    monkeypatch.setattr(psutil, "virtual_memory", short)
+    assert (available.available_nbytes(), available.total_nbytes()) == known
+    monkeypatch.setattr(available, "_said", {})
+    with pytest.raises(OSError, match="open files"):
+        available.available_nbytes()

@@ -108,7 +108,7 @@ def test_a_shard_that_commits_rows_of_other_contributors(monkeypatch: Patch) -> 
 
 def test_a_mean_over_those_alone_who_have_named_rows_of_a_shard(monkeypatch: Patch) -> None:
     original = server_rows.merged
-    monkeypatch.setattr(server_rows, "merged", lambda parts, total, dim: original(parts, len(parts), dim))
+    monkeypatch.setattr(server_rows, "merged", lambda parts, total, *rest: original(parts, len(parts), *rest))
     caught("sync-rows-twisted", REFERENCE)
 
 

@@ -17,8 +17,8 @@ import numpy as np
 
 from zmqps.client.joint import Joint, done
 from zmqps.client.sparse.cache_options import CacheOptions, CacheStatistics, rate_of
+from zmqps.client.sparse.rows import Brought, RowRequests, Wanted
 from zmqps.client.thread import in_callback
-from zmqps.codecs import Codec
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.job.tables import TableSpec
 from zmqps.core.protocol.arrays import Array
@@ -32,15 +32,12 @@ from zmqps.rows.hashing import seed_of
 from zmqps.rows.unique import Grouped, spread
 
 if TYPE_CHECKING:
-    from zmqps.client.sparse.rows import RowRequests
     from zmqps.core.worker.operations import Operation
 
 log = logging.getLogger("zmqps.worker")
 
 #: Seconds that a close waits for a cache in use, and for its deferred gradients to be applied.
 FAREWELL_S = 2.0
-
-AnyCodec = str | Codec | None
 
 
 class Member(Protocol):
@@ -56,28 +53,21 @@ class Member(Protocol):
 
 
 class Call(NamedTuple):
-    """The options of a call of a table."""
+    """A call of a table: of whose, by which requests, and how long it may take."""
 
     member: Member
     requests: RowRequests
     timeout: float | None
-    examples: int = 1
-    codec: AnyCodec = None
-    step: bool | None = None
-
-    def push(self, kept: Kept) -> PushTransfer:
-        """Return the transfer of gradients of distinct rows."""
-        return self.requests.push(kept.ids, kept.sums, self.examples, self.codec, self.step)
 
     def submit(self, exchange: Exchange, result: Callable[[Any], Any] | None = None) -> Future[Any]:
-        """Begin it."""
+        """Begin an operation."""
         return self.member._submit(exchange, self.timeout, result)
 
 
 class Write(NamedTuple):
     """The part of a push to be sent; ``push`` is that part, if it is all, and nothing else."""
 
-    sent: Kept
+    brought: Brought
     push: PushTransfer | None
 
 
@@ -129,49 +119,40 @@ class RowCache:
 
     # --- operations of a table -----------------------------------------------------------------
 
-    def pull(self, call: Call, ids: Any, out: Any) -> Future[Any]:
-        """Start `zmqps.Table.pull`. With its own codec all rows come from the servers."""
-        if self._asks_for_all(call.codec):
-            pull, result = call.requests.pull(ids, out, call.codec)
-            with self._lock:
-                self._absorb()
-                self._send(call, self._cache.take_all())
-                return call.submit(Exchange(pull=pull), result)
-        wanted = call.requests.look(ids, out)
-        step = call.member._reads_at() if self._is_bounded else None
+    def begin(self, call: Call, brought: Brought | None, wanted: Wanted | None) -> Future[Any]:
+        """Begin to push and pull, in one round trip; for a pull with its own codec all rows come from the servers."""
+        push = None if brought is None else call.requests.exchange(brought)[0].push
+        if wanted is not None and (wanted.codec is not None or (self._is_bounded and in_callback())):
+            return self._read_all(call, brought, push, wanted)
+        looked = None if wanted is None else call.requests.look(wanted)
+        step = call.member._reads_at() if wanted is not None and self._is_bounded else None
+        if step is not None and push is not None:
+            step += push.whole
         with self._lock:
             self._absorb()
-            now = self._clock(step, pulls=True)
-            self._send(call, self._cache.take_due(now))
-            return self._exchange(call, None, self._read(call, wanted, now))
+            now = self._clock(step, pulls=wanted is not None, pushes=push is not None)
+            write = None
+            if brought is not None and push is not None:
+                write = self._write(call, brought, push, now)
+            else:
+                self._send(call, self._cache.take_due(now))
+            return self._exchange(call, write, None if looked is None else self._read(call, looked, now))
 
-    def push(self, call: Call, ids: Any, grads: Any) -> Future[Any]:
-        """Start `zmqps.Table.push`."""
-        push = call.requests.push(ids, grads, call.examples, call.codec, call.step)
+    def _read_all(self, call: Call, brought: Brought | None, push: PushTransfer | None, wanted: Wanted) -> Future[Any]:
+        """Read all rows from the servers, after all gradients; in a callback the clock of a step is unknown."""
+        exchange, result = call.requests.exchange(None, wanted)
         with self._lock:
             self._absorb()
-            return self._exchange(call, self._write(call, push, self._clock(pushes=True)), None)
+            sent = None
+            if brought is not None and push is not None:
+                sent = self._exchange(call, self._write(call, brought, push, self._clock(pushes=True)), None)
+            self._send(call, self._cache.take_all())
+            pulled = call.submit(exchange, result)
+        return pulled if sent is None else Joint([pulled, sent])
 
-    def push_pull(self, call: Call, ids: Any, grads: Any, next_ids: Any, out: Any, pull_codec: AnyCodec) -> Future[Any]:
-        """Start `zmqps.Table.push_pull`: pushes and requests travel in one round trip."""
-        push = call.requests.push(ids, grads, call.examples, call.codec, call.step)
-        if self._asks_for_all(pull_codec):
-            pull, result = call.requests.pull(next_ids, out, pull_codec)
-            with self._lock:
-                self._absorb()
-                sent = self._exchange(call, self._write(call, push, self._clock(pushes=True)), None)
-                self._send(call, self._cache.take_all())
-                return Joint([call.submit(Exchange(pull=pull), result), sent])
-        wanted = call.requests.look(next_ids, out)
-        step = call.member._reads_at() if self._is_bounded else None
-        with self._lock:
-            self._absorb()
-            now = self._clock(step if step is None else step + push.whole, pulls=True, pushes=True)
-            return self._exchange(call, self._write(call, push, now), self._read(call, wanted, now))
-
-    def load(self, call: Call, ids: Any, values: Any) -> Future[Any]:
+    def load(self, call: Call, ids: Any, values: Any, step: bool) -> Future[Any]:
         """Start `zmqps.Table.load`, after the deferred gradients, which were pushed before."""
-        push = call.requests.load(ids, values, bool(call.step))
+        push = call.requests.load(ids, values, step)
         with self._lock:
             self._absorb()
             self._clock(pushes=True)
@@ -239,10 +220,6 @@ class RowCache:
                 log.warning("gradients that the cache of %r kept may be lost: %s", self._spec.name, why)
         self._is_closed = True
 
-    def _asks_for_all(self, codec: AnyCodec) -> bool:
-        """Whether all rows come from the servers; in a callback the clock of a step cannot be requested."""
-        return codec is not None or (self._is_bounded and in_callback())
-
     def _clock(self, step: int | None = None, *, pulls: bool = False, pushes: bool = False) -> int:
         """Return the clock of a call; without steps it counts pushes, and every pull but the first after one."""
         if pulls and self._by_steps != (step is not None):  # it has become one that ends steps
@@ -298,70 +275,66 @@ class RowCache:
 
         return Read(missing, result)
 
-    def _write(self, call: Call, push: PushTransfer, now: int) -> Write:
+    def _write(self, call: Call, brought: Brought, push: PushTransfer, now: int) -> Write:
         """Apply a push to copies, or invalidate them; keep deferred gradients, and take those that are due."""
         assert isinstance(push.source, RowSource)
-        sent = Kept(pushed_ids(push), push.source.rows)
+        sent = brought._replace(ids=pushed_ids(push), grads=push.source.rows)
         if push.source.nonfinite:  # it will be refused
             return Write(sent, push)
         cache, options = self._cache, self.options
         places = cache.places(sent.ids)
         at = np.flatnonzero(places >= 0)
         own, held = places[at], at[:0]
-        is_known = self._rate is not None and call.codec in (None, RAW)
+        is_known = self._rate is not None and sent.codec in (None, RAW)
         has_value = cache.has_value(own) & is_known
-        if options.defer and call.codec is None and not self._ended:
+        if options.defer and sent.codec is None and not self._ended:
             held = at[cache.is_hot(own) & (has_value | (not options.read_own))]
-            cache.keep(places[held], held, sent.sums, now, self._staleness)
+            cache.keep(places[held], held, sent.grads, now, self._staleness)
         if options.read_own:
             if is_known:
-                cache.add(own[has_value], at[has_value], sent.sums, -(self._rate or 0.0))
+                cache.add(own[has_value], at[has_value], sent.grads, -(self._rate or 0.0))
             cache.drop(own[~has_value])
         due = cache.take_due(now)
-        if call.codec is not None:
+        if sent.codec is not None:
             self._send(call, due)
         elif held.size or due.ids.size:
             rest = np.ones(sent.ids.size, np.bool_)
             rest[held] = False
             self._counts["deferred"] += held.size
             self._counts["sent"] += due.ids.size
-            ids, sums = np.concatenate([sent.ids[rest], due.ids]), np.concatenate([sent.sums[rest], due.sums])
-            return Write(Kept(ids, sums), None)
+            ids, sums = np.concatenate([sent.ids[rest], due.ids]), np.concatenate([sent.grads[rest], due.sums])
+            return Write(sent._replace(ids=ids, grads=sums), None)
         return Write(sent, push)
 
     # --- messages ------------------------------------------------------------------------------
 
     def _exchange(self, call: Call, write: Write | None, read: Read | None) -> Future[Any]:
         """Start the transfers that cannot be answered here."""
-        sends = write is not None and (write.push is not None or write.sent.ids.size > 0)
-        push, pull, receive = None if write is None or not sends else write.push, None, None
-        if write is not None and sends and push is None:
-            push = call.push(write.sent)
-        if read is not None and read.missing.size:
-            if write is not None and sends:
-                push, pull, receive = call.requests.push_pull(
-                    *write.sent, read.missing, None, call.examples, call.codec, None, call.step
-                )
-            else:
-                pull, receive = call.requests.pull(read.missing, None, None)
+        brought = write.brought if write is not None and (write.push is not None or write.brought.ids.size) else None
+        missing = Wanted(read.missing) if read is not None and read.missing.size else None
+        exchange, receive = Exchange(), None
+        if write is not None and write.push is not None and missing is None:
+            exchange.push = write.push
+        elif brought is not None or missing is not None:
+            exchange, receive = call.requests.exchange(brought, missing)
 
         def result(value: Any) -> Any:
-            return None if read is None else read.result(None if receive is None else receive(value), pull)
+            rows = None if receive is None else receive(value)
+            return None if read is None else read.result(rows, exchange.pull)
 
-        if push is None and pull is None:
+        if exchange.push is None and exchange.pull is None:
             if self._is_closed:
                 raise ClosedError("the worker is closed")
             return done(result(None))
-        future = call.submit(Exchange(push=push, pull=pull), result)
+        future = call.submit(exchange, result)
         if write is not None:
-            self._watch(future, write.sent.ids)
+            self._watch(future, write.brought.ids)
         return Joint([future]) if write is not None and write.push is None else future
 
     def _send(self, call: Call, kept: Kept) -> None:
         """Push deferred gradients, for which no caller waits."""
         if kept.ids.size:
-            own = Call(call.member, call.requests, call.timeout)
-            future = own.submit(Exchange(push=own.push(kept)))
+            future = call.submit(call.requests.exchange(Brought(*kept))[0])
             future.add_done_callback(self._sent)
             self._counts["sent"] += kept.ids.size
             self._sending.append(future)

@@ -3,28 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from zmqps import checks
 from zmqps.client.tensors import Destination, are_finite, on_host
 from zmqps.codecs import Codec
-from zmqps.core.job.keyspace import Placement
+from zmqps.core.job.keyspace import ROW_DTYPE, Placement
 from zmqps.core.job.spec import MAX_COUNT, JobSpec, Parameter
 from zmqps.core.job.tables import TableSpec
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.encoding import RAW, check_codec, named
 from zmqps.core.protocol.terms import SET
+from zmqps.core.worker.operations import Exchange
 from zmqps.core.worker.rows import RowParts, RowSource, RowTarget, ScanTarget
 from zmqps.core.worker.transfer import PullTransfer, PushTransfer
 from zmqps.errors import ConfigurationError, DtypeError, ShapeError
 from zmqps.gpu.handover import Handover
-from zmqps.rows.unique import Different, Grouped, summed
+from zmqps.rows.unique import Grouped, summed
 
 #: Accepted dtypes of ids; unsigned 64-bit ids are taken as the signed ones of the same bits.
 ID_DTYPES = {name: "int64" for name in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")}
 _INT64 = np.dtype(np.int64)
+
+
+class Brought(NamedTuple):
+    """What a call of `zmqps.Table` pushes."""
+
+    ids: Any
+    grads: Any
+    examples: int = 1
+    codec: str | Codec | None = None
+    step: bool | None = None
+
+
+class Wanted(NamedTuple):
+    """What a call of `zmqps.Table` pulls."""
+
+    ids: Any
+    out: Any = None
+    codec: str | Codec | None = None
 
 
 class RowRequests:
@@ -51,59 +70,49 @@ class RowRequests:
         self._handover = handover
         self._ends_steps = ends_steps
 
-    def pull(self, ids: Any, out: Any, codec: str | Codec | None) -> tuple[PullTransfer, Callable[[Any], Any]]:
-        """Return the transfer of `zmqps.Table.pull`, and the function that makes its result."""
-        flat, shape = self._ids(ids)
-        asked = self.parts.different(flat)
-        parts = self.parts.part_of_bucket(asked.size)
-        wanted = self.parts.group(asked, parts)
-        target, result = self._receive(wanted, shape, out, codec)
-        return PullTransfer(cargoes=self.parts.cargoes(parts, None, wanted), target=target), result
+    def exchange(
+        self, brought: Brought | None, wanted: Wanted | None = None
+    ) -> tuple[Exchange, Callable[[Any], Any] | None]:
+        """Return the operation of a call, and the function that makes its result.
 
-    def look(self, ids: Any, out: Any) -> tuple[Grouped, Array, Callable[[], Any]]:
+        Asynchronous: one round trip. Each message has gradients, and requests the rows after them.
+        """
+        mode, num_rows, going, coming = self._job.mode, 0, None, None
+        if brought is not None:
+            ids, _, rows = self._rows(brought.ids, brought.grads, "gradients")
+            going = self.parts.different(ids)
+            num_rows += going.ids.size
+        if wanted is not None:
+            ids, shape = self._ids(wanted.ids)
+            coming = self.parts.different(ids)
+            num_rows += coming.ids.size
+        parts = self.parts.part_of_bucket(num_rows)
+        exchange, pushed, asked, result = Exchange(), None, None, None
+        if brought is not None and going is not None:
+            pushed = self.parts.group(going, parts)
+            exchange.push = self._push(brought, pushed, rows)
+        if wanted is not None and coming is not None:
+            asked = self.parts.group(coming, parts)
+            target, result = self._receive(wanted, asked, shape)
+            exchange.pull = PullTransfer(target=target)
+        if exchange.push is not None:
+            together = asked if mode == "async" else None
+            exchange.push.cargoes = self.parts.cargoes(parts, pushed, together, everywhere=mode == "sync")
+        if exchange.pull is not None:
+            pushing = exchange.push if mode == "async" else None
+            exchange.pull.cargoes = self.parts.cargoes(parts, None, asked) if pushing is None else pushing.cargoes
+        return exchange, result
+
+    def look(self, wanted: Wanted) -> tuple[Grouped, Array, Callable[[], Any]]:
         """Return the distinct ids, the target of all their rows, and the function that makes the caller's array.
 
         For a caller that has some of them already.
         """
-        flat, shape = self._ids(ids)
-        asked = self.parts.different(flat)
-        wanted = self.parts.group(asked, self.parts.part_of_bucket(asked.size))
-        target, result = self._receive(wanted, shape, out, None)
-        return wanted, target.out, lambda: result(None)
-
-    def push(self, ids: Any, grads: Any, examples: int, codec: str | Codec | None, step: bool | None) -> PushTransfer:
-        """Return the transfer of `zmqps.Table.push`."""
-        flat, _, rows = self._rows(ids, grads, "gradients")
-        brought = self.parts.different(flat)
-        parts = self.parts.part_of_bucket(brought.size)
-        push, pushed = self._push(brought, rows, parts, examples, codec, step)
-        push.cargoes = self.parts.cargoes(parts, pushed, None, everywhere=self._job.mode == "sync")
-        return push
-
-    def push_pull(
-        self,
-        ids: Any,
-        grads: Any,
-        next_ids: Any,
-        out: Any,
-        examples: int,
-        codec: str | Codec | None,
-        pull_codec: str | Codec | None,
-        step: bool | None,
-    ) -> tuple[PushTransfer, PullTransfer, Callable[[Any], Any]]:
-        """Return the transfers of `zmqps.Table.push_pull`, and the function that makes its result."""
-        flat, _, rows = self._rows(ids, grads, "gradients")
-        others, shape = self._ids(next_ids)
-        brought, asked = self.parts.different(flat), self.parts.different(others)
-        parts = self.parts.part_of_bucket(brought.size + asked.size)
-        push, pushed = self._push(brought, rows, parts, examples, codec, step)
-        wanted = self.parts.group(asked, parts)
-        target, result = self._receive(wanted, shape, out, pull_codec)
-        if self._job.mode == "async":  # one round trip: each message has gradients, and requests the rows after them
-            push.cargoes = self.parts.cargoes(parts, pushed, wanted)
-            return push, PullTransfer(cargoes=push.cargoes, target=target), result
-        push.cargoes = self.parts.cargoes(parts, pushed, None, everywhere=self._job.mode == "sync")
-        return push, PullTransfer(cargoes=self.parts.cargoes(parts, None, wanted), target=target), result
+        flat, shape = self._ids(wanted.ids)
+        found = self.parts.different(flat)
+        asked = self.parts.group(found, self.parts.part_of_bucket(found.size))
+        target, result = self._receive(wanted, asked, shape)
+        return asked, target.out, lambda: result(None)
 
     def load(self, ids: Any, values: Any, step: bool) -> PushTransfer:
         """Return the transfer of `zmqps.Table.load`."""
@@ -131,56 +140,54 @@ class RowRequests:
         target = ScanTarget(start=start, most=most, dim=self.spec.dim, since=since)
         return PullTransfer(cargoes=self.parts.whole(self.parts.slices[shard]), target=target), target
 
-    def _push(
-        self,
-        brought: Different,
-        rows: Array,
-        parts: Any,
-        examples: int,
-        codec: str | Codec | None,
-        step: bool | None,
-    ) -> tuple[PushTransfer, Grouped]:
-        if step is not None:
-            checks.flag("step", step)
-        examples = checks.whole("examples", examples, 1, MAX_COUNT)
-        text = self._job.push_codec if codec is None else check_codec(codec, pulls=False)
+    def _push(self, brought: Brought, pushed: Grouped, rows: Array) -> PushTransfer:
+        if brought.step is not None:
+            checks.flag("step", brought.step)
+        examples = checks.whole("examples", brought.examples, 1, MAX_COUNT)
+        text = self._job.push_codec if brought.codec is None else check_codec(brought.codec, pulls=False)
         if text != RAW and (chosen := named(text)) is not None and chosen.error_feedback:
-            if codec is not None:
+            if brought.codec is not None:
                 raise ConfigurationError(
                     f"codec {text!r} leaves values out, to be sent with a later gradient of the same row, which may "
                     "never come; rows travel in raw, bf16, fp16 or int8"
                 )
             text = RAW
-        grouped = self.parts.group(brought, parts)
-        sums = summed(rows, grouped.inverse, grouped.size)
+        sums, finite = summed(rows, pushed.inverse, pushed.ids.size)
         source = RowSource(rows=sums, codec=text, checked=True)
-        if self._job.nonfinite == "reject" and not are_finite([sums.reshape(-1)]):
-            source.checked, source.nonfinite = False, self.spec.nonfinite(grouped.ids, sums)
-        whole = self._ends_steps if step is None else step
-        return PushTransfer(source=source, examples=examples, whole=whole), grouped
+        if not finite and self._job.nonfinite == "reject":
+            source.checked, source.nonfinite = False, self.spec.nonfinite(pushed.ids, sums)
+        whole = self._ends_steps if brought.step is None else brought.step
+        return PushTransfer(source=source, examples=examples, whole=whole)
 
     def _receive(
-        self, wanted: Grouped, shape: tuple[int, ...], out: Any, codec: str | Codec | None
+        self, wanted: Wanted, asked: Grouped, shape: tuple[int, ...]
     ) -> tuple[RowTarget, Callable[[Any], Any]]:
         """Return the target of rows, and the function that makes the caller's array."""
-        text = self._job.pull_codec if codec is None else check_codec(codec, pulls=True)
-        size, dim = wanted.inverse.size, self.spec.dim
+        text = self._job.pull_codec if wanted.codec is None else check_codec(wanted.codec, pulls=True)
+        size, dim, out = asked.inverse.size, self.spec.dim, wanted.out
         shape = (*shape, dim)
         if out is None:
-            rows = np.empty((size, dim), np.float32)
-            return RowTarget(inverse=wanted.inverse, out=rows, codec=text), lambda _: rows.reshape(shape)
+            out = np.empty(shape, np.float32)
+        elif not (type(out) is np.ndarray and out.dtype == ROW_DTYPE and out.shape == shape and out.flags.carray):
+            return self._receive_elsewhere(asked, shape, out, text)
+        return RowTarget(inverse=asked.inverse, out=out.reshape(size, dim), codec=text), lambda _: out
+
+    def _receive_elsewhere(
+        self, asked: Grouped, shape: tuple[int, ...], out: Any, codec: str
+    ) -> tuple[RowTarget, Callable[[Any], Any]]:
+        """Return as `_receive` does, where the caller's array cannot be written to as rows arrive."""
         parameter = Parameter(self.spec.name, shape, "float32")
         place = Destination({parameter.name: out}, (parameter,), {parameter.name: 0}, self._handover)
         flat = place.flat[0]
         assert flat is not None
-        own = flat if flat.dtype == np.float32 else np.empty(size * dim, np.float32)
+        own = flat if flat.dtype == np.float32 else np.empty(flat.size, np.float32)
 
         def deliver(_: Any) -> Any:
             if own is not flat:
                 np.copyto(flat, own, casting="unsafe")
             return place.deliver()[parameter.name]
 
-        return RowTarget(inverse=wanted.inverse, out=own.reshape(size, dim), codec=text), deliver
+        return RowTarget(inverse=asked.inverse, out=own.reshape(-1, self.spec.dim), codec=codec), deliver
 
     def _ids(self, ids: Any) -> tuple[Array, tuple[int, ...]]:
         """Return ids as a flat contiguous int64 array, and their shape."""
@@ -197,15 +204,18 @@ class RowRequests:
                     ids = ids.astype(np.int64)
             array = on_host(f"ids for {self.spec.name}", ids, self._handover, ID_DTYPES)
             array = array.view(_INT64) if array.dtype == np.uint64 else array.astype(_INT64, copy=False)
-        return np.require(array, requirements=["C", "A", "W"]).reshape(-1), array.shape  # as compiled code requires
+        flat = array if array.flags.carray else np.require(array, requirements=["C", "A", "W"])  # for compiled code
+        return flat.reshape(-1), array.shape
 
     def _rows(self, ids: Any, values: Any, what: str) -> tuple[Array, tuple[int, ...], Array]:
         """Return ids, their shape, and a float32 row for each."""
         flat, shape = self._ids(ids)
         name, expected = f"{what} for {self.spec.name}", (*shape, self.spec.dim)
-        array = on_host(name, values, self._handover)
+        plain = type(values) is np.ndarray and values.dtype == ROW_DTYPE
+        array = values if plain else on_host(name, values, self._handover)
         if array.shape != expected:
             raise ShapeError(name=name, got=str(array.shape), expected=str(expected))
-        with np.errstate(over="ignore"):  # what becomes infinite is refused, or was allowed
-            rows = np.ascontiguousarray(array, np.float32).reshape(flat.size, self.spec.dim)
-        return flat, shape, rows
+        if not (plain and array.flags.c_contiguous):
+            with np.errstate(over="ignore"):  # what becomes infinite is refused, or was allowed
+                array = np.ascontiguousarray(array, np.float32)
+        return flat, shape, array.reshape(flat.size, self.spec.dim)

@@ -13,6 +13,7 @@ from zmqps import checks
 from zmqps.client.joint import done
 from zmqps.client.sparse.cache_options import CacheStatistics
 from zmqps.client.sparse.row_cache import Call, RowCache
+from zmqps.client.sparse.rows import Brought, Wanted
 from zmqps.client.sparse.whole import WholeTable
 from zmqps.client.thread import refuse_in_callback
 from zmqps.codecs import Codec
@@ -157,9 +158,10 @@ class Member(Protocol):
 class Table(WholeTable):
     """A sparse table of the job; made by `zmqps.Worker.table`.
 
-    Ids are signed 64-bit integers in any shape; unsigned ones are taken by their bits. Methods that end in ``_async``
-    return a future at once; until it is done their arrays are read or written. For timeouts and losses see
-    `zmqps.Worker`; for cached rows, `zmqps.row_cache`.
+    A training loop calls `push_pull`: the gradients of this batch go, and the rows of the next one come. Ids are signed
+    64-bit integers in any shape; unsigned ones are taken by their bits. Methods that end in ``_async`` return a future
+    at once; until it is done their arrays are read or written. For timeouts and losses see `zmqps.Worker`; for cached
+    rows, `zmqps.row_cache`.
     """
 
     def __init__(self, member: Member, name: str) -> None:
@@ -197,20 +199,13 @@ class Table(WholeTable):
         DeadlineError, PeerLostError
             ``out`` may hold some of the rows.
         """
-        refuse_in_callback()
-        if self.name in self._member._caches:
-            return self.pull_async(ids, out=out, codec=codec, timeout=timeout).result()
-        pull, result = self._requests(timeout).pull(ids, out, codec)
-        return self._member._complete(Exchange(pull=pull), timeout, result)
+        return self._complete(None, Wanted(ids, out, codec), timeout)
 
     def pull_async(
         self, ids: Any, *, out: Any = None, codec: str | Codec | None = None, timeout: float | None = None
     ) -> Future[Any]:
         """`pull`, as a future: ask for the next batch's rows, and compute meanwhile."""
-        if (cache := self._member._caches.get(self.name)) is not None:
-            return cache.pull(self._call(timeout, codec=codec), ids, out)
-        pull, result = self._requests(timeout).pull(ids, out, codec)
-        return self._member._submit(Exchange(pull=pull), timeout, result)
+        return self._begin(None, Wanted(ids, out, codec), timeout)
 
     def rows(self, ids: Any, *, timeout: float | None = None) -> Array:
         """Return rows as they are on the servers, in full precision whatever the job's codec; it creates none.
@@ -267,12 +262,7 @@ class Table(WholeTable):
         DeadlineError, PeerLostError
             The push may have been applied in part; no part is ever applied twice.
         """
-        refuse_in_callback()
-        if self.name in self._member._caches:
-            self.push_async(ids, grads, examples=examples, codec=codec, step=step, timeout=timeout).result()
-            return
-        push = self._requests(timeout).push(ids, grads, examples, codec, step)
-        self._member._complete(Exchange(push=push), timeout)
+        self._complete(Brought(ids, grads, examples, codec, step), None, timeout)
 
     def push_async(
         self,
@@ -285,10 +275,7 @@ class Table(WholeTable):
         timeout: float | None = None,
     ) -> Future[None]:
         """`push`, as a future."""
-        if (cache := self._member._caches.get(self.name)) is not None:
-            return cache.push(self._call(timeout, examples, codec, step), ids, grads)
-        push = self._requests(timeout).push(ids, grads, examples, codec, step)
-        return self._member._submit(Exchange(push=push), timeout)
+        return self._begin(Brought(ids, grads, examples, codec, step), None, timeout)
 
     def push_pull(
         self,
@@ -303,10 +290,10 @@ class Table(WholeTable):
         step: bool | None = None,
         timeout: float | None = None,
     ) -> Any:
-        """Send the gradients of this batch and return the rows of the next one, in one round trip.
+        """Send the gradients of this batch and return the rows of the next one: the call of a training loop.
 
-        Like `push`, then `pull`: the rows include this push. If it does not end a step in which other workers take
-        part, they are those of the last completed step.
+        Like `push`, then `pull`: the rows include this push. Asynchronous it is one round trip. Synchronous the rows
+        are those after the step that the push ends; if it does not end one, those of the last completed step.
 
         Parameters
         ----------
@@ -321,16 +308,20 @@ class Table(WholeTable):
         -------
         float32 array ``next_ids.shape + (dim,)``
             Or ``out``.
+
+        Raises
+        ------
+        PSError
+            As `push` and `pull`.
+
+        Examples
+        --------
+        >>> rows = items.pull(batches[0])  # doctest: +SKIP
+        >>> for ids, next_ids in pairwise(batches):  # doctest: +SKIP
+        ...     rows = items.push_pull(ids, gradients(rows), next_ids)
         """
-        refuse_in_callback()
-        if self.name in self._member._caches:
-            return self.push_pull_async(
-                ids, grads, next_ids, out=out, examples=examples, codec=codec, pull_codec=pull_codec, step=step,
-                timeout=timeout,
-            ).result()  # fmt: skip
-        requests = self._requests(timeout)
-        push, pull, result = requests.push_pull(ids, grads, next_ids, out, examples, codec, pull_codec, step)
-        return self._member._complete(Exchange(push=push, pull=pull), timeout, result)
+        brought, wanted = Brought(ids, grads, examples, codec, step), Wanted(next_ids, out, pull_codec)
+        return self._complete(brought, wanted, timeout)
 
     def push_pull_async(
         self,
@@ -346,11 +337,8 @@ class Table(WholeTable):
         timeout: float | None = None,
     ) -> Future[Any]:
         """`push_pull`, as a future."""
-        if (cache := self._member._caches.get(self.name)) is not None:
-            return cache.push_pull(self._call(timeout, examples, codec, step), ids, grads, next_ids, out, pull_codec)
-        requests = self._requests(timeout)
-        push, pull, result = requests.push_pull(ids, grads, next_ids, out, examples, codec, pull_codec, step)
-        return self._member._submit(Exchange(push=push, pull=pull), timeout, result)
+        brought, wanted = Brought(ids, grads, examples, codec, step), Wanted(next_ids, out, pull_codec)
+        return self._begin(brought, wanted, timeout)
 
     def load(self, ids: Any, values: Any, *, step: bool = False, timeout: float | None = None) -> None:
         """Set rows to values, without the optimizer; missing ones are created.
@@ -382,7 +370,7 @@ class Table(WholeTable):
     def load_async(self, ids: Any, values: Any, *, step: bool = False, timeout: float | None = None) -> Future[None]:
         """`load`, as a future."""
         if (cache := self._member._caches.get(self.name)) is not None:
-            return cache.load(self._call(timeout, step=step), ids, values)
+            return cache.load(self._call(timeout), ids, values, step)
         push = self._requests(timeout).load(ids, values, step)
         return self._member._submit(Exchange(push=push), timeout)
 
@@ -405,10 +393,23 @@ class Table(WholeTable):
         cache = self._member._caches.get(self.name)
         return CacheStatistics() if cache is None else cache.statistics()
 
-    def _call(
-        self, timeout: float | None, examples: int = 1, codec: str | Codec | None = None, step: bool | None = None
-    ) -> Call:
-        return Call(self._member, self._requests(timeout), timeout, examples, codec, step)
+    def _complete(self, brought: Brought | None, wanted: Wanted | None, timeout: float | None) -> Any:
+        """Push and pull, and return the result."""
+        refuse_in_callback()
+        if self.name in self._member._caches:
+            return self._begin(brought, wanted, timeout).result()
+        exchange, result = self._requests(timeout).exchange(brought, wanted)
+        return self._member._complete(exchange, timeout, result)
+
+    def _begin(self, brought: Brought | None, wanted: Wanted | None, timeout: float | None) -> Future[Any]:
+        """Begin to push and pull."""
+        if (cache := self._member._caches.get(self.name)) is not None:
+            return cache.begin(self._call(timeout), brought, wanted)
+        exchange, result = self._requests(timeout).exchange(brought, wanted)
+        return self._member._submit(exchange, timeout, result)
+
+    def _call(self, timeout: float | None) -> Call:
+        return Call(self._member, self._requests(timeout), timeout)
 
     def _requests(self, timeout: float | None) -> RowRequests:
         return self._member._job(timeout).table(self.name)

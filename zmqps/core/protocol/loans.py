@@ -5,6 +5,7 @@ A transport may deliver such frames (docs/lane.md). The lender sees them as a `L
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,30 @@ class Borrowed(np.ndarray[Any, np.dtype[np.uint8]]):
     memory: Bytes
     start: int
     hold: Any
+
+
+class OwnMemory:
+    """A copy of borrowed memory that is made where, and when, this process writes to it.
+
+    It returns the loans when nobody refers to it any more.
+
+    Attributes
+    ----------
+    data
+        The copy.
+    used
+        Which bytes of it arrays lie in: from, to.
+    """
+
+    __slots__ = ("__weakref__", "data", "used")
+
+    def __init__(self, data: Bytes) -> None:
+        self.data = data
+        self.used: list[tuple[int, int]] = []
+
+
+#: Makes such a copy of a memory; the second argument is kept until it ends. None: it can only be copied at once.
+CopyOnWrite = Callable[[Bytes, Any], OwnMemory | None]
 
 
 def borrow(memory: Bytes, start: int, stop: int, hold: Any) -> memoryview:

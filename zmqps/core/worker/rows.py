@@ -137,10 +137,6 @@ class RowSource(Source):
 
     rows: Array = field(default_factory=lambda: np.empty((0, 0), np.float32))
 
-    def payload(self, cargoes: Sequence[Cargo]) -> list[Array]:
-        """Return buffers with the payload of some cargoes."""
-        return gather([piece for cargo in cargoes for piece in self.pieces(cargo)])
-
     def pieces(self, cargo: Cargo) -> list[Array]:
         """Return the payload of a cargo."""
         assert isinstance(cargo, RowCargo)
@@ -153,11 +149,6 @@ class RowTarget(Target):
 
     inverse: Array = field(default_factory=lambda: NO_IDS)
     out: Array = field(default_factory=lambda: np.empty((0, 0), np.float32))
-
-    @staticmethod
-    def ids_of(cargo: RowCargo) -> Array:
-        """Return the ids whose rows a message requests."""
-        return cargo.wanted
 
     def size_of(self, cargo: Cargo) -> int:
         """Return the number of elements of a cargo."""
@@ -243,19 +234,16 @@ def row_message(
     target = transfer.target
     if isinstance(target, ScanTarget):
         return ScanRows(request.number, epoch, index, target.start, target.most, target.since)
-    wanted = [target.ids_of(cargo)] if isinstance(target, RowTarget) else []
-    num_wanted = sum(ids.size for ids in wanted)
+    wanted = cargo.wanted if isinstance(target, RowTarget) else NO_IDS
     if isinstance(transfer, PullTransfer):
         codec = transfer.target.codec
-        return PullRows(request.number, epoch, transfer.version, codec, index, num_wanted, wanted)
+        return PullRows(request.number, epoch, transfer.version, codec, index, wanted.size, [wanted])
     assert isinstance(transfer, PushTransfer)
     source = transfer.source
-    ids = cargo.pushed
     codec, grads = encoded(request, source)
     reply, reply_codec = (0, RAW) if target is None else (1, target.codec)
-    payload = [piece for piece in (ids, *wanted, *grads) if piece.size]
     return PushRows(
         request.number, request.seq, epoch, transfer.step, transfer.attempt, transfer.examples,
         reply, int(source.checked), codec, reply_codec, transfer.terms, int(cargo.begins),
-        index, versions[index], ids.size, num_wanted, payload,
+        index, versions[index], cargo.pushed.size, wanted.size, gather((cargo.pushed, wanted, *grads)),
     )  # fmt: skip

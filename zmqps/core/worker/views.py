@@ -1,4 +1,4 @@
-"""Values read in place, as arrays.
+"""Values left where they arrived, as arrays.
 
 An array in consecutive frames of the same borrowed memory is a view of it, and so is one in one received frame of which
 it is a large part; any other is assembled in a buffer.
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from zmqps.core.protocol.arrays import Array, scatter
-from zmqps.core.protocol.loans import Borrowed, borrow, lender_of, received
+from zmqps.core.protocol.loans import Borrowed, Bytes, CopyOnWrite, OwnMemory, borrow, lender_of, received
 from zmqps.core.worker.transfer import Cargo, Target
 
 if TYPE_CHECKING:
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 #: A view keeps its whole frame in memory: at most this many times its own size.
 MOST_KEPT = 16
+#: The same for arrays that belong to the caller, which does not expect them to keep more than themselves.
+MOST_KEPT_OWN = 4
 
 
 class _Piece(NamedTuple):
@@ -42,10 +44,19 @@ class Views:
 
     Each array has a buffer, flat and of the dtype of the wire. Its place in memory says what belongs together, and it
     holds what has to be copied.
+
+    Parameters
+    ----------
+    buffers
+        All of them.
+    copy_on_write
+        None: the arrays are read-only. Otherwise they belong to the caller, and may be written to.
     """
 
-    def __init__(self, buffers: Sequence[Array]) -> None:  # all of them
+    def __init__(self, buffers: Sequence[Array], copy_on_write: CopyOnWrite | None = None) -> None:
         self._buffers = buffers
+        self._copy_on_write = copy_on_write
+        self._most_kept = MOST_KEPT if copy_on_write is None else MOST_KEPT_OWN
         self._bounds: list[tuple[int, int]] | None = None  # their addresses, ascending, once needed
         self._pieces: dict[int, _Piece] = {}  # by start
 
@@ -65,12 +76,14 @@ class Views:
 
     def _receive(self, target: Array, array: Array, frame_nbytes: int) -> None:
         start, itemsize, done = _address(target), target.itemsize, 0
-        for lo, hi in self._whole(start, start + target.nbytes):
-            if (hi - lo) * MOST_KEPT >= frame_nbytes:
+        own = self._copy_on_write is not None
+        stays = array.flags.writeable or not own
+        for lo, hi in self._whole(start, start + target.nbytes) if stays else ():
+            if (hi - lo) * self._most_kept >= frame_nbytes:
                 first, last = (lo - start) // itemsize, (hi - start) // itemsize
                 np.copyto(target[done:first], array[done:first])
                 view = array[first:last]
-                view.flags.writeable = False
+                view.flags.writeable = own
                 self._pieces[lo] = _Piece(lo, hi, 0, view, None)
                 done = last
         np.copyto(target[done:], array[done:])
@@ -93,21 +106,62 @@ class Views:
             del self._pieces[known]
 
     def arrays(self) -> list[Array]:
-        """Return a read-only array for each buffer: of the memory it arrived in, if it is there in one piece."""
+        """Return an array for each buffer: of the memory it arrived in, if it is there in one piece."""
         pieces = sorted(self._pieces.values())
         starts = [piece.start for piece in pieces]
+        copies: dict[int, OwnMemory | None] = {}
         results = []
         for buffer in self._buffers:
             start = _address(buffer)
             stop = start + buffer.nbytes
             first = max(0, bisect_right(starts, start) - 1)
-            if pieces and buffer.size and pieces[first].start <= start and stop <= pieces[first].stop:
-                array, offset = pieces[first].array, (start - pieces[first].start) // buffer.itemsize
-                results.append(array[offset : offset + buffer.size])
-                continue
             over = [piece for piece in pieces[first : bisect_left(starts, stop)] if piece.stop > start]
-            results.append(_joined(buffer, start, over))
+            view = self._view(buffer.dtype, start, stop, over, copies) if over and buffer.size else None
+            results.append(self._joined(buffer, start, over) if view is None else view)
         return results
+
+    def _view(
+        self, dtype: np.dtype[Any], start: int, stop: int, pieces: Sequence[_Piece], copies: dict[int, OwnMemory | None]
+    ) -> Array | None:
+        """Return a whole buffer's values where they lie in one piece; ``copies``: of memories, by `id`."""
+        first, at = pieces[0], start
+        owner = first.owner
+        if owner is None:
+            return first.array if len(pieces) == 1 and (first.start, first.stop) == (start, stop) else None
+        for start_, stop_, shift, _, other in pieces:
+            if other is None or start_ > at or other.memory is not owner.memory or shift != first.shift:
+                return None
+            at = stop_
+        if at < stop:
+            return None
+        memory = owner.memory
+        hold: Any = tuple(piece.owner.hold for piece in pieces if piece.owner is not None)
+        if self._copy_on_write is not None:
+            if id(memory) not in copies:
+                copies[id(memory)] = self._copy_on_write(memory, self._holds(memory))
+            own = copies[id(memory)]
+            if own is None:
+                return None
+            own.used.append((start + first.shift, stop + first.shift))
+            memory, hold = own.data, own
+        view: Array = np.frombuffer(borrow(memory, start + first.shift, stop + first.shift, hold), dtype)
+        return view if view.flags.aligned else None
+
+    def _holds(self, memory: Bytes) -> tuple[Any, ...]:
+        """Return the loans of everything that lies in a borrowed memory."""
+        owners = [piece.owner for piece in self._pieces.values() if piece.owner is not None]
+        return tuple({id(owner.hold): owner.hold for owner in owners if owner.memory is memory}.values())
+
+    def _joined(self, buffer: Array, start: int, pieces: Sequence[_Piece]) -> Array:
+        """Assemble several pieces in an array's buffer."""
+        stop = start + buffer.nbytes
+        data = buffer.view(np.uint8)
+        for piece in pieces:
+            lo, hi = max(start, piece.start), min(stop, piece.stop)
+            data[lo - start : hi - start] = piece.array.view(np.uint8)[lo - piece.start : hi - piece.start]
+        view = buffer.view()
+        view.flags.writeable = self._copy_on_write is not None
+        return view
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -129,37 +183,6 @@ class ViewTarget(Target):
         Target.forget(self, cargoes)
         for place in [place for cargo in cargoes for place in self.places(cargo)]:
             self.views.forget(place)
-
-
-def _joined(buffer: Array, start: int, pieces: Sequence[_Piece]) -> Array:
-    """Return several pieces as one array, or assemble them in its buffer."""
-    stop = start + buffer.nbytes
-    view = _view(buffer.dtype, start, stop, pieces)
-    if view is None:
-        data = buffer.view(np.uint8)
-        for piece in pieces:
-            lo, hi = max(start, piece.start), min(stop, piece.stop)
-            data[lo - start : hi - start] = piece.array.view(np.uint8)[lo - piece.start : hi - piece.start]
-        view = buffer.view()
-        view.flags.writeable = False
-    return view
-
-
-def _view(dtype: np.dtype[Any], start: int, stop: int, pieces: Sequence[_Piece]) -> Array | None:
-    """Return the borrowed memory that holds a whole buffer's values in one piece."""
-    owners = [piece.owner for piece in pieces if piece.owner is not None]
-    if not pieces or len(owners) < len(pieces):
-        return None
-    memory, shift, at = owners[0].memory, pieces[0].shift, start
-    for piece, owner in zip(pieces, owners, strict=True):
-        if piece.start > at or owner.memory is not memory or piece.shift != shift:
-            return None
-        at = piece.stop
-    if at < stop:
-        return None
-    hold = tuple(owner.hold for owner in owners)
-    view: Array = np.frombuffer(borrow(memory, start + shift, stop + shift, hold), dtype)
-    return view if view.flags.aligned else None
 
 
 def _address(array: Array) -> int:

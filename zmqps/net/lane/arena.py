@@ -25,6 +25,7 @@ import numpy as np
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.loans import Bytes
 from zmqps.files import read_kernel
+from zmqps.net.lane.private import PrivateMappings
 
 KEY_NBYTES = 16
 PAGE_NBYTES = mmap.PAGESIZE
@@ -154,7 +155,14 @@ def _create(nbytes: int) -> tuple[Bytes, Arena]:
     return root, Arena(root, Description(os.getpid(), fd, nbytes, key))
 
 
-def attach(description: Description) -> Bytes:
+class Attached(NamedTuple):
+    """Another process's arena, mapped here."""
+
+    data: Bytes  # to read
+    private: PrivateMappings  # to read, and to write for oneself
+
+
+def attach(description: Description) -> Attached:
     """Map another process's arena, to read.
 
     Raises
@@ -178,7 +186,8 @@ def attach(description: Description) -> Bytes:
             raise ArenaError("the memory may shrink")
         if os.pread(fd, KEY_NBYTES, total - KEY_NBYTES) != key:
             raise ArenaError("the memory is another one")
-        return np.frombuffer(mmap.mmap(fd, total, prot=mmap.PROT_READ), np.uint8)[:nbytes]
+        data = np.frombuffer(mmap.mmap(fd, total, prot=mmap.PROT_READ), np.uint8)[:nbytes]
+        return Attached(data, PrivateMappings(fd, total))
     except OSError as error:
         raise ArenaError(f"cannot map memory of process {pid}: {error.strerror}") from error
     finally:

@@ -14,12 +14,13 @@ import os
 import struct
 import threading
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from zmqps.core.protocol.loans import Bytes, Loan, borrow
-from zmqps.net.lane.arena import Arena, ArenaError, Description, attach
+from zmqps.net.lane.arena import Arena, ArenaError, Attached, Description, attach
+from zmqps.net.lane.private import Private
 from zmqps.net.lane.ring import Counter64, RingError
 
 #: Arenas that one side can have announced at a time: the tables of a model, twice.
@@ -186,7 +187,7 @@ class Borrower:
     def __init__(self, shelf: Shelf, counter: Counter) -> None:
         self._shelf = shelf
         self._counter = counter
-        self._memories: dict[int, Bytes] = {}  # by number
+        self._memories: dict[int, Attached] = {}  # by number
         self._seen = 0
         self._number = 0  # of the newest loan
         self.held: dict[int, int] = {}  # loans by number -> bytes
@@ -220,7 +221,7 @@ class Borrower:
             raise RingError(f"loan {number} in slot {slot}, after loan {self._number}")
         for arena, position, nbytes in frames:
             memory = self._memories.get(arena)
-            if memory is None or not 0 < nbytes <= memory.size - position:
+            if memory is None or not 0 < nbytes <= memory.data.size - position:
                 raise RingError(f"no frame of {nbytes} bytes can be at {position} of arena {arena}")
 
     def take(self, slot: int, number: int, frames: Sequence[tuple[int, int, int]]) -> list[memoryview]:
@@ -233,7 +234,14 @@ class Borrower:
                     self.give_back(int(lost), int(given[lost]))
             self._number = number
             hold = Hold(self, slot, number, sum(nbytes for *_, nbytes in frames))
-        return [borrow(self._memories[arena], at, at + nbytes, hold) for arena, at, nbytes in frames]
+        return [borrow(self._memories[arena].data, at, at + nbytes, hold) for arena, at, nbytes in frames]
+
+    def private(self, memory: Bytes, hold: Any) -> Private | None:
+        """Return a private mapping of a memory that is mapped here (`PrivateMappings.take`); None: it is gone."""
+        for attached in list(self._memories.values()):
+            if attached.data is memory:
+                return attached.private.take(hold)
+        return None
 
     def give_back(self, slot: int, number: int) -> None:
         """Nobody looks at a loan's frames any more; may be called in any thread."""

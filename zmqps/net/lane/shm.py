@@ -19,10 +19,12 @@ from typing import Any, NamedTuple
 
 from zmqps.core.protocol.events import COORDINATOR, Peer, Reader
 from zmqps.core.protocol.limits import WINDOW_NBYTES
+from zmqps.core.protocol.loans import Bytes
 from zmqps.core.protocol.security.roles import KeyHolder
 from zmqps.errors import ConfigurationError
 from zmqps.net.lane.arena import Arenas
 from zmqps.net.lane.lending import LaneLoan
+from zmqps.net.lane.private import Private
 from zmqps.net.lane.ring import RingError
 from zmqps.net.lane.segment import Segment, SegmentError, sweep
 from zmqps.net.routes import choose
@@ -346,6 +348,11 @@ class LaneTransport:
         """Whether all servers connected to here have shown their memory; may be asked in any thread."""
         lanes = [self._lanes.get(peer) for peer in list(self._schemes) if peer != COORDINATOR]
         return bool(lanes) and all(lane is not None and lane.active and lane.segment.borrower.knows for lane in lanes)
+
+    def private(self, memory: Bytes, hold: Any) -> Private | None:
+        """Return a private mapping of another process's memory (`Borrower.private`); may be asked in any thread."""
+        borrowers = (lane.segment.borrower for lane in list(self._lanes.values()))
+        return next((found for each in borrowers if (found := each.private(memory, hold)) is not None), None)
 
     def make_room(self) -> None:
         """Give back what can be given back."""

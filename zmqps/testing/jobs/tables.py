@@ -81,7 +81,7 @@ class TableTransfers:
 
     def _brought(self, parts: Any, ids: Array, rows: Array) -> tuple[Grouped, RowSource]:
         grouped = self._parts.group(self._parts.different(ids), parts)
-        sums = summed(np.ascontiguousarray(rows, np.float32), grouped.inverse, grouped.size)
+        sums, _ = summed(np.ascontiguousarray(rows, np.float32), grouped.inverse, grouped.size)
         return grouped, RowSource(rows=sums, checked=True)
 
     def _wanted(self, parts: Any, ids: Array) -> tuple[Grouped, RowTarget]:

@@ -164,7 +164,7 @@ def test_a_poll_has_whole_steps_of_a_shard() -> None:
     followed(feed, copy)
     for step in range(3):
         for number, worker in enumerate(who):
-            push = servers.requests.table("items").push(ids, np.full((20, DIM), 2.0 * number), 1, None, None)
+            push = servers.pushing(ids, 2.0 * number)
             assert isinstance(push.source, RowSource)
             for cargo in cargoes_of(push):
                 _, rows = servers.shards[cargo.slice.shard]

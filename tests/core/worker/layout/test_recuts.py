@@ -72,7 +72,7 @@ def test_each_id_has_what_it_had(pushed: Any, wanted: Any, few: int, many: int, 
     by_bucket = before.part_of_bucket(pushed.size + wanted.size)
     going, coming = (before.group(before.different(ids), by_bucket) for ids in (pushed, wanted))
     grads = np.arange(pushed.size * DIM, dtype=np.float32).reshape(-1, DIM)
-    source = RowSource(rows=summed(grads, going.inverse, going.size))
+    source = RowSource(rows=summed(grads, going.inverse, going.size)[0])
     target = RowTarget(inverse=coming.inverse, out=np.zeros((wanted.size, DIM), np.float32))
     push = PushTransfer(
         cargoes=before.cargoes(by_bucket, going, coming, everywhere=everywhere), source=source, target=target

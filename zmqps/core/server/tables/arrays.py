@@ -7,25 +7,55 @@ from typing import Any
 
 import numpy as np
 
-from zmqps.core.protocol.arrays import Array, scatter
+from zmqps.core.protocol.arrays import Array
 from zmqps.errors import ProtocolError
 
 ID_DTYPE: np.dtype[Any] = np.dtype("<i8")
+_OTHER_BYTES = "the payload has other bytes than the ids and rows that it is said to have"
+
+
+def cut(payload: Sequence[Any], *sizes: int) -> list[list[memoryview]]:
+    """Return the pieces of a payload that have so many bytes each, and the pieces of the rest.
+
+    Raises
+    ------
+    ProtocolError
+        It is shorter.
+    """
+    frames = [view.cast("B") for buffer in reversed(payload) if (view := memoryview(buffer)).nbytes]
+    parts: list[list[memoryview]] = []
+    for left in sizes:
+        parts.append([])
+        while left:
+            if not frames:
+                raise ProtocolError(_OTHER_BYTES)
+            frame = frames.pop()
+            parts[-1].append(frame[:left])
+            if frame.nbytes > left:
+                frames.append(frame[left:])
+            left -= parts[-1][-1].nbytes
+    frames.reverse()
+    return [*parts, frames]
+
+
+def joined(pieces: Sequence[memoryview], dtype: np.dtype[Any]) -> Array:
+    """Return the array in some pieces, which is a view of a single one; ids are in a form for compiled code."""
+    array = np.frombuffer(pieces[0] if len(pieces) == 1 else b"".join(pieces), dtype)
+    return array.copy() if dtype == ID_DTYPE or not array.flags.aligned else array
 
 
 def read_arrays(payload: Sequence[Any], runs: Sequence[tuple[int, np.dtype[Any]]]) -> list[Array]:
-    """Return the arrays in a payload, each in one piece; ids are in a form for compiled code."""
-    nbytes = sum(memoryview(buffer).nbytes for buffer in payload)
-    if nbytes != sum(size * dtype.itemsize for size, dtype in runs):  # before allocating anything of that size
-        raise ProtocolError("the payload has other bytes than the ids and rows that it is said to have")
-    pieces: list[list[Array]] = [[] for _ in runs]
-    for run, _, piece in scatter(payload, runs):
-        pieces[run].append(piece)
-    found = [
-        np.concatenate(some) if len(some) > 1 else some[0] if some else np.empty(0, dtype)
-        for some, (_, dtype) in zip(pieces, runs, strict=True)
-    ]
-    return [array if array.dtype != ID_DTYPE else owned(array) for array in found]
+    """Return the arrays in a payload, which has nothing else.
+
+    Raises
+    ------
+    ProtocolError
+        It has other bytes than these.
+    """
+    *parts, rest = cut(payload, *[size * dtype.itemsize for size, dtype in runs])
+    if rest:
+        raise ProtocolError(_OTHER_BYTES)
+    return [joined(part, dtype) for part, (_, dtype) in zip(parts, runs, strict=True)]
 
 
 def owned(array: Array) -> Array:

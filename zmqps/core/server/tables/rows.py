@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -29,7 +29,7 @@ from zmqps.core.server.dense.steps import ShardSteps, pushes_of, unnoted
 from zmqps.core.server.ledger import Result
 from zmqps.core.server.parts import COMMITTED, AnyPull, Apply, Awaited, Found, Noted
 from zmqps.core.server.shard import Shard
-from zmqps.core.server.tables.arrays import ID_DTYPE, owned, read_arrays
+from zmqps.core.server.tables.arrays import ID_DTYPE, cut, joined, owned, read_arrays
 from zmqps.core.server.tables.feed import Told, changes
 from zmqps.core.server.tables.row_records import adopt
 from zmqps.core.server.tables.table import RowTable, RowUpdate
@@ -88,7 +88,7 @@ class Rows:
         secret: int = 0,  # a secret number, different for each copy of the shard
     ) -> None:
         self.tables = tuple(tables)
-        self._first = first
+        self.numbers = range(first, first + len(self.tables))  # in messages
         self._reject_nonfinite = reject_nonfinite
         self._coding = coding
         self._secret = secret
@@ -106,10 +106,6 @@ class Rows:
     def members(self) -> Sequence[RowTable]:
         return self.tables
 
-    @property
-    def numbers(self) -> range:
-        return range(self._first, self._first + len(self.tables))
-
     def table(self, index: int) -> RowTable:
         """Return a table by its number in messages.
 
@@ -120,7 +116,7 @@ class Rows:
         """
         if index not in self.numbers:
             raise SliceRangeError(f"this shard has {len(self.tables)} tables, none of them is number {index}")
-        return self.tables[index - self._first]
+        return self.tables[index - self.numbers.start]
 
     def tick(self, now: float) -> None:
         """Record the time, by which rows expire."""
@@ -190,21 +186,18 @@ class Rows:
             raise LimitError(what="bytes of the rows of one message", got=nbytes, limit=MAX_ANSWER_NBYTES)
         return [[table.read(ids).reshape(-1)]], (table.version,), [[]]
 
-    def wanted(self, message: PushRows | PullRows) -> Array:
+    @staticmethod
+    def wanted(message: PushRows | PullRows) -> Array:
         """Return the ids whose rows a message requests.
 
         Raises
         ------
-        ProtocolError, SliceRangeError
+        ProtocolError
             The payload does not match the message.
         """
         if isinstance(message, PullRows):
-            self.table(message.index)
             return read_arrays(message.payload, [(message.count, ID_DTYPE)])[0]
-        if message.codec != RAW:
-            return read_arrays(self._split(message)[0], _ids_of(message))[1]
-        size = message.count * self.table(message.index).spec.dim
-        return read_arrays(message.payload, [*_ids_of(message), (size, ROW_DTYPE)])[1]
+        return joined(_parts_of(message)[1], ID_DTYPE)
 
     def scan(self, message: ScanRows, now: float) -> Found:
         """Return the facts of a scan (`SCANNED`), ids and values, removed ids; and the version.
@@ -282,7 +275,7 @@ class Rows:
         if staleness:
             noted()
             return result
-        step, push, number = message.step, (who, message.attempt), message.index - self._first
+        step, push, number = message.step, (who, message.attempt), message.index - self.numbers.start
         used = self._used.setdefault(step, Counter())
         got = used[who] + ids.nbytes + grads.nbytes + STAGED_NBYTES
         if got > MAX_STAGED_NBYTES:
@@ -301,38 +294,18 @@ class Rows:
         if is_set := are_values(message.terms):
             if message.terms[0] != SET:
                 raise ProtocolError("rows are set, or updated; their mean is not taken")
-        size, runs = message.count * table.spec.dim, _ids_of(message)
-        if message.codec == RAW:
-            ids, _, values = read_arrays(message.payload, [*runs, (size, ROW_DTYPE)])
-        else:
-            head, body = self._split(message)
+        ids, _, body = _parts_of(message)
+        if message.codec != RAW:
             codec = named(message.codec)
             assert codec is not None
             if codec.error_feedback:
                 raise ProtocolError(f"{codec.name} leaves values out; rows travel in raw, bf16, fp16 or int8")
-            ids, _ = read_arrays(head, runs)
-            [values] = read_arrays(self._coding.decompress(codec, body, [(size, ROW_DTYPE)]), [(size, ROW_DTYPE)])
-        values = values.reshape(message.count, table.spec.dim)
+            body = self._coding.decompress(codec, body, [(message.count * table.spec.dim, ROW_DTYPE)])
+        [values] = read_arrays(body, [(message.count * table.spec.dim, ROW_DTYPE)])
+        numbers, values = joined(ids, ID_DTYPE), values.reshape(message.count, table.spec.dim)
         if self._reject_nonfinite and not message.checked:
-            table.check_finite(ids, values, worker)
-        return ids, values, is_set
-
-    @staticmethod
-    def _split(message: PushRows) -> tuple[list[Buffer], list[Buffer]]:
-        """Return the parts of a payload with ids, and those with encoded gradients."""
-        left = ID_DTYPE.itemsize * (message.count + message.wanted)
-        head: list[Buffer] = []
-        body: list[Buffer] = []
-        for buffer in message.payload:
-            view = memoryview(buffer).cast("B")
-            if left:
-                head.append(view[:left])
-            if view.nbytes > left:  # small payloads are in one piece
-                body.append(view[left:])
-            left = max(0, left - view.nbytes)
-        if left:
-            raise ProtocolError("the payload ends before its ids do")
-        return head, body
+            table.check_finite(numbers, values, worker)
+        return numbers, values, is_set
 
     # --- steps ---------------------------------------------------------------------------------
 
@@ -368,7 +341,7 @@ class Rows:
             counted = [messages[0].examples for messages in grads if messages]
             parts = [(s.ids, s.grads, s.examples) for messages in grads for s in messages if s.ids.size]
             if counted and not left_out and number not in self._updated:
-                ids, means = merged(parts, max(examples, sum(counted)), table.spec.dim)
+                ids, means = merged(parts, max(examples, sum(counted)), table.spec.dim, self._secret)
                 table.update(ids, means, promised=True)
                 self._updated.add(number)  # setting may still fail, and the call be repeated
             taken = np.empty(0, np.int64)
@@ -525,6 +498,6 @@ def share_nbytes(spec: TableSpec, buckets: int) -> int | None:
     return None if spec.capacity_nbytes is None else spec.capacity_nbytes * buckets // NUM_BUCKETS
 
 
-def _ids_of(message: PushRows) -> list[tuple[int, np.dtype[Any]]]:
-    """Return the number and kind of ids at the start of a payload."""
-    return [(message.count, ID_DTYPE), (message.wanted, ID_DTYPE)]
+def _parts_of(message: PushRows) -> list[list[memoryview]]:
+    """Return the pieces of a payload that are ids with gradients, requested ids, and gradients."""
+    return cut(message.payload, ID_DTYPE.itemsize * message.count, ID_DTYPE.itemsize * message.wanted)

@@ -275,7 +275,7 @@ class RowTable:
         self.store.update(self.kernel, rows, grads, max(1, steps), lag)
         self.timing.seconds += self.timing.clock() - began
         self.timing.num += 1
-        self.store.stamps[rows] = steps % _STAMPS
+        self.store.mark(rows, steps)
         self.steps = steps
         with suppress(MemoryError):  # the update is done, and must not count as failed
             self._sweep(ids.size)
@@ -290,7 +290,7 @@ class RowTable:
         self._renew(found, steps, new)
         self._before(found)
         self.store.put(found, values)
-        self.store.stamps[found] = steps % _STAMPS
+        self.store.mark(found, steps)
         self.steps = steps
 
     def _number(self, *, begins: bool) -> int:
