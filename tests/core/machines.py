@@ -155,8 +155,9 @@ def exits_of(actions: list[Action]) -> list[int]:
     return [action.code for action in actions if isinstance(action, Exit)]
 
 
-def logged(actions: list[Action]) -> str:
-    return "\n".join(action.text for action in actions if isinstance(action, Log))
+def logged(actions: list[Action], level: str = "") -> str:
+    """Return what is logged, at a level or at any."""
+    return "\n".join(action.text for action in actions if isinstance(action, Log) and level in (action.level, ""))
 
 
 class Coordinator:

@@ -206,6 +206,11 @@ def test_more_slices_than_anybody_makes_are_refused() -> None:
         Placement.balance(keyspace, 1, 4)
 
 
+def test_as_many_slices_as_are_allowed_are_made() -> None:
+    keyspace = KeySpace([Parameter("w", (MAX_SLICES,), "float32")])
+    assert Placement.balance(keyspace, 1, 4).num_dense_slices(0) == MAX_SLICES
+
+
 # --- junk ---------------------------------------------------------------------------------------
 
 SMALL = KeySpace([Parameter("a", (5,), "float32"), Parameter("b", (3,), "float64")])

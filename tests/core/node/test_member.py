@@ -55,6 +55,15 @@ def test_it_connects_and_says_hello_ever_more_slowly_until_it_is_welcome() -> No
     assert [a for _, a in pass_time(got, 9.0, hear=True) if sent([a], m.Hello)] == []
 
 
+def test_a_report_is_due_at_once() -> None:
+    got = joined()
+    due = got.next_deadline()
+    assert due is not None
+    got.report(due / 2)
+    assert got.next_deadline() == due / 2
+    assert sent(got.on_deadline(due / 2), m.Heartbeat)
+
+
 def test_it_says_whom_it_waits_for_every_few_seconds() -> None:
     got = started()
     texts = [logged([a]) for _, a in pass_time(got, 2 * REMINDER_INTERVAL_S) if logged([a])]

@@ -45,8 +45,14 @@ def test_a_job_makes_steps_and_ends() -> None:
     assert kernel.run().steps.clock == 1
     for name in ("w0", "w1"):
         actions = kernel.take(name, m.Leave("finished"))
-    assert "job 'default' has ended" in logged(actions)
+    assert "job 'default' has ended" in logged(actions, "info")
     assert sent(actions, m.Discard)
+
+
+def test_a_job_that_has_lost_workers_does_not_end_well() -> None:
+    kernel = trained("s0", "w0", "w1")
+    kernel.wait(15.0, "s0", "w0")
+    assert "job 'default' has ended" in logged(kernel.take("w0", m.Leave("finished")), "error")
 
 
 def test_a_worker_that_is_lost_is_not_waited_for() -> None:

@@ -9,6 +9,7 @@ from tests.core.machines import assign, identity, job
 from tests.core.server.copies import LEADER, WELCOME, Copies, Node, pull, push, row
 from zmqps.core.protocol import messages as m
 from zmqps.core.protocol.events import Action, Returned, Run
+from zmqps.core.server.replicas.replication import MAX_BACKUPS
 from zmqps.errors import ConfigurationError, DeposedError, JobError, ServerMemoryError
 
 B, C = ("b", 2), ("c", 3)
@@ -585,6 +586,14 @@ def test_rows_that_name_no_servers_are_refused(rows: dict[str, object]) -> None:
     copies.order("p", m.Lead(LEADER, 1, rows))
     [error] = copies.told("p", m.Error)
     assert error.request == LEADER
+
+
+def test_more_backups_than_a_shard_has_are_refused() -> None:
+    copies = Copies()
+    copies.begin()
+    copies.order("p", m.Lead(LEADER, 1, {"rows": [row("b", 2)] * (MAX_BACKUPS + 1)}))
+    [error] = copies.told("p", m.Error)
+    assert f"up to {MAX_BACKUPS} backups" in str(error)
 
 
 def test_a_treatment_that_needs_what_workers_have_read_has_no_copies() -> None:
