@@ -61,7 +61,7 @@ class Looking:
         everybody = bool(self.brought) and not missing and all(worker in self.brought for worker in self.live)
         if count >= self.aggregate if self.aggregate is not None else everybody:
             contributors = tuple((worker, tuple(attempts)) for worker, attempts in self.brought.items() if attempts)
-            commitment = Commitment(self.step, contributors, count)  # each of one example
+            commitment = Commitment(self.step, contributors, count, left_out=False)  # each of one example
             self.step += 1
             granted += [Grant(worker, self.step, True) for worker in self.brought if worker in self.waits_since]
             self.brought, self.waits_since = {}, {}

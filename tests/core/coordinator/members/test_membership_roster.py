@@ -106,6 +106,13 @@ def test_two_of_one_name_and_number_that_both_live_have_two_ranks() -> None:
     assert rank(coordinator.take("other", other)) == 2, "1 is to come"
 
 
+def test_one_of_another_name_does_not_wait_for_a_number_that_is_taken() -> None:
+    coordinator = Coordinator(workers=2)
+    coordinator.take("w0", numbered("worker", "w0", 0))
+    stranger = numbered("worker", "other", 0, known_as="other", pid=8)
+    assert rank(coordinator.take("other", stranger)) == 2
+
+
 def test_a_process_that_joins_twice_waits_for_nothing() -> None:
     coordinator = Coordinator(workers=2)
     found = [rank(coordinator.take(name, numbered("worker", name, 0))) for name in ("first", "second")]

@@ -11,7 +11,7 @@ from tests.core.machines import hello, identity, peer, sent
 from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.coordinator.watching.traces import MAX_FETCHES
-from zmqps.core.node.tracing import KEEP_S, LONGEST_S, MAX_RING_NBYTES
+from zmqps.core.node.tracing import KEEP_S, LONGEST_S, MAX_RING_NBYTES, Nothing
 from zmqps.core.protocol import messages as m
 from zmqps.core.protocol.events import Action, Received
 from zmqps.core.protocol.messages.tracing import TraceAction, TraceState
@@ -98,6 +98,24 @@ def test_all_nodes_are_told_to_record_and_those_who_come_later_too() -> None:
         cluster.say(name, TraceState.ON, 1.1)
     cluster.join("worker", "d", "one", 1.2)
     assert told(cluster.wait(1.9)) == {"d": pytest.approx(1.75, abs=0.05)}
+
+
+def test_the_coordinator_records_as_well() -> None:
+    class Noting(Nothing):
+        started, stopped = 0, 0
+
+        def start(self, nbytes: int) -> None:
+            self.started += nbytes
+
+        def stop(self) -> None:
+            self.stopped += 1
+
+    cluster = Cluster()
+    recorder = cluster.machine.traces.recorder = Noting()
+    cluster.ask(nbytes=1 << 20)
+    assert (recorder.started, recorder.stopped) == (1 << 20, 0)
+    cluster.wait(5.0)
+    assert recorder.stopped == 1
 
 
 def test_the_coordinator_ends_a_trace_at_its_time_and_not_when_it_next_looks_who_has_come() -> None:

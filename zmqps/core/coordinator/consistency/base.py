@@ -28,8 +28,8 @@ class Commitment:
 
     step: int
     contributors: tuple[tuple[bytes, tuple[int, ...]], ...]
-    examples: int = 0
-    left_out: bool = False
+    examples: int
+    left_out: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -413,7 +413,7 @@ class RowTable:
         self.steps = max(other.steps for other, _, _ in over)
         self.version = max(other.version for other, _, _ in over)
         # rows keep their age, and expire no earlier
-        self.expiry.before = max(0, min(other.expired_before + self.steps - other.steps for other, _, _ in over))
+        self.expiry.before = min(other.expired_before + self.steps - other.steps for other, _, _ in over)
         for other, _, there in over:
             lo, hi = other.slice.start + there.start, other.slice.start + there.stop
             start = 0

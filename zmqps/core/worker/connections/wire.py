@@ -94,8 +94,6 @@ class Wire:
         """A request is sent, and no other that counts is unanswered."""
         self.since = now
         self._is_first = self._was_idle = True
-        self._carried = [0, 0, 0]
-        self._latency_s = 0.0
 
     def greeted(self, handshake: Handshake, now: float) -> None:
         """The server welcomes us; before `Handshake.on_welcome`."""
