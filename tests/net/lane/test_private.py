@@ -119,7 +119,7 @@ def test_a_mapping_that_is_found_while_it_ends_is_not_detached(lender: Lender) -
     thread = threading.Thread(target=find)
     thread.start()
     try:
-        for turn in range(2000):
+        for turn in range(150):
             lender.data[:] = turn % 251  # nobody has a loan now
             taken = lender.take()
             taken.used.append((0, taken.data.size))
@@ -145,6 +145,23 @@ def test_nothing_is_taken_between_a_fork_s_beginning_and_its_end(lender: Lender)
     finally:
         private._lock.acquire()
         private._lock.release()
+
+
+def test_what_ends_during_a_fork_waits_for_nothing_and_is_let_go(lender: Lender) -> None:
+    lender.take()
+    before = psutil.Process().num_fds()
+    taken = [lender.take()]
+    taken[0].data[0] = 5
+    private._before_fork()
+    try:
+        thread = threading.Thread(target=taken.clear)
+        thread.start()
+        thread.join(30.0)
+        assert not thread.is_alive()
+    finally:
+        private._lock.release()
+    assert psutil.Process().num_fds() == before - 1
+    assert (lender.take().data == 1).all()
 
 
 def test_no_more_mappings_stay_than_are_used_again(lender: Lender) -> None:

@@ -113,10 +113,11 @@ class Private(OwnMemory):
         return None
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        if is_finalizing():
+        # This may run anywhere, also with locks held for which a fork waits: without a wait the mapping is not reused.
+        if is_finalizing() or not _lock.acquire(blocking=False):
             return
-        with _lock:  # others may still have found it by a weak reference
-            self._is_over = True
+        self._is_over = True  # others may still have found it by a weak reference
+        _lock.release()
         written = self.written_nbytes
         if written is not None:
             with suppress(OSError):
