@@ -88,3 +88,8 @@ def test_nothing_is_merged_to_nothing():
     ids, rows = merged([], 0, 3, 7)
     assert ids.size == 0
     assert rows.shape == (0, 3)
+
+
+def test_a_contribution_with_an_id_twice_may_be_infinite_but_disturbs_nobody() -> None:
+    ids, means = merged([(np.array([0, 0, 5]), np.array([[3e38], [3e38], [1.0]], np.float32), 1)], 1, 1, 7)
+    assert dict(zip(ids.tolist(), means[:, 0].tolist(), strict=True)) == {0: np.inf, 5: 1.0}
