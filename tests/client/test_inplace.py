@@ -231,6 +231,11 @@ def test_with_little_memory_left_none_is_taken(
 # --- values ---------------------------------------------------------------------------------------
 
 
+@pytest.fixture(autouse=True)
+def one_worker_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inplace, "FEWEST_WORKERS", 1)
+
+
 @pytest.fixture
 def lent(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """For each memory of a server that values lie in whether they were handed out there."""
@@ -251,13 +256,10 @@ def in_servers_memory(params: dict[str, Any]) -> bool:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("staleness", [None, 0])
-def test_values_lie_in_the_servers_memory_and_belong_to_the_caller(
-    cluster: Cluster, lent: list[bool], staleness: int | None
-) -> None:
+def test_values_lie_in_the_servers_memory_and_belong_to_the_caller(cluster: Cluster, lent: list[bool]) -> None:
     expected = values(0)
     with zmqps.connect(cluster.address) as worker:
-        start(worker, staleness=staleness)
+        start(worker, staleness=0)
         for seed in range(1, 13):
             expected = less(expected, seed)
             if seed % 3:
@@ -282,7 +284,7 @@ def test_values_lie_in_the_servers_memory_and_belong_to_the_caller(
 def test_values_that_are_kept_become_the_worker_s_own(cluster: Cluster, lent: list[bool]) -> None:
     expected, kept = [values(0)], []
     with zmqps.connect(cluster.address) as worker:
-        start(worker)
+        start(worker, staleness=0)
         for seed in range(1, 16):
             expected.append(less(expected[-1], seed))
             kept.append(worker.push_pull(values(seed)))
@@ -299,7 +301,7 @@ def test_values_that_are_kept_become_the_worker_s_own(cluster: Cluster, lent: li
 def test_values_that_are_written_to_are_copied_soon(cluster: Cluster, lent: list[bool]) -> None:
     expected = values(0)
     with zmqps.connect(cluster.address) as worker:
-        start(worker)
+        start(worker, staleness=0)
         for seed in range(1, 9):
             expected = less(expected, seed)
             got = worker.push_pull(values(seed))
@@ -313,7 +315,7 @@ def test_values_that_are_written_to_are_copied_soon(cluster: Cluster, lent: list
 @pytest.mark.processes
 def test_values_stay_what_they_are_when_the_worker_and_its_servers_are_gone() -> None:
     with running(num_servers=1, slice_nbytes=GATHER_NBYTES) as cluster, zmqps.connect(cluster.address) as worker:
-        start(worker)
+        start(worker, staleness=0)
         worker.push_pull(values(1))
         got = worker.push_pull(values(2))
         assert in_servers_memory(got)
@@ -352,7 +354,7 @@ def test_an_observer_keeps_no_memory_of_servers(cluster: Cluster, lent: list[boo
 @pytest.mark.processes
 def test_a_child_process_keeps_the_values_that_it_had(cluster: Cluster) -> None:
     with zmqps.connect(cluster.address) as worker:
-        start(worker)
+        start(worker, staleness=0)
         for seed in range(1, 7):
             got = worker.push_pull(values(seed))
         assert in_servers_memory(got)

@@ -191,6 +191,8 @@ class Staging:
 MOST_CALLS = 4
 #: Writing to more of the values than this costs more than a copy of all.
 MOST_WRITTEN = 0.1
+#: One worker alone copies while the server updates what is next, and so waits for less.
+FEWEST_WORKERS = 2
 #: A program that keeps values, or writes to them, as often as this is better served with copies.
 MOST_DEAR = 2
 
@@ -233,8 +235,8 @@ class CopiesOnWrite:
 
     def _may_keep(self) -> bool:
         """Whether servers' memory may be kept from them."""
-        may = self._memory.private is not None and self._num_dear < MOST_DEAR
-        return may and (self._together or self._memory.num_workers() == 1)
+        may = self._together and self._memory.private is not None and self._num_dear < MOST_DEAR
+        return may and self._memory.num_workers() >= FEWEST_WORKERS
 
     def call(self) -> None:
         """Count a push or a pull, and take over what has been kept since many of them."""
