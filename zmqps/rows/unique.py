@@ -158,5 +158,5 @@ def merged(parts: Sequence[tuple[Array, Array, int]], total: int, dim: int, seed
     for own, rows, weight in parts:
         kernel(loops.accumulate)(rows, found.inverse[at : at + own.size], float(weight), sums)
         at += own.size
-    with np.errstate(over="ignore"):  # only of a worker that has not added up the rows of an id, as all of ours do
+    with np.errstate(over="ignore"):  # a foreign client may send an id twice, and rows that add up beyond float32
         return found.ids, np.divide(sums, max(1, total), out=np.empty(sums.shape, np.float32))
