@@ -242,7 +242,7 @@ def measure(operation: str, setup: Setup) -> Row:
         checked = check_values(setup, workers[0])
     link_bytes_per_s = nbytes / Times(tuple(links)).median
     return Row(
-        case=f"{operation}{setup.arrays}" if setup.arrays else f"{operation}{setup.secured}",
+        case=f"{operation}{setup.arrays or setup.secured}",
         **setup.labels,
         **timed(Times(tuple(ours)), Times(tuple(limits)), pushed + pulled),
         bound_s=network_bound(nbytes, setup.workers, setup.servers, link_bytes_per_s),

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from cProfile import Profile
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 import zmqps
-from bench.cases.walk import PACKAGE, PATIENCE_S, STALENESS, CallSoon, nodes, pushing
+from bench.cases.walk import PACKAGE, PATIENCE_S, STALENESS, nodes, on, pushing
 from bench.options import json_option, report
 from bench.results import Row
-
-T = TypeVar("T")
 
 WARM_UP, STEPS = 200, 2000
 #: The first that a function's file begins with, or has as a folder, says which group it is of.
@@ -57,15 +54,6 @@ def grouped(stats: Mapping[Any, Any]) -> Counter[str]:
         elif group:
             seconds[group] += took
     return seconds
-
-
-def on(call_soon: CallSoon, work: Callable[[], T]) -> T:
-    """Return what some work returns in the thread of a loop."""
-    done, found = threading.Event(), list[T]()
-    call_soon(lambda: (found.append(work()), done.set())[0])
-    if not done.wait(PATIENCE_S):
-        raise RuntimeError("a node's thread does not answer")
-    return found[0]
 
 
 def measure(mode: str, steps: int = STEPS) -> dict[str, dict[str, float]]:

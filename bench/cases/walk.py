@@ -13,7 +13,7 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from types import FrameType
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import click
 import numpy as np
@@ -45,6 +45,7 @@ CONFIRMS = ("zmqps/core/server/replicas/backup.py", "Backup.take")
 #: The clock of the event loop, which asyncio calls in each turn: no more of the way than asyncio is.
 OF_THE_LOOP = {"net/loops.py", "core/node/awake.py"}
 
+T = TypeVar("T")
 CallSoon: TypeAlias = Callable[[Callable[[], None]], object]
 
 
@@ -179,6 +180,15 @@ def nodes(*, workers: int, replicas: int = 0) -> Iterator[tuple[str, list[CallSo
             loop.close()
 
 
+def on(call_soon: CallSoon, work: Callable[[], T]) -> T:
+    """Return what some work returns in the thread of a loop."""
+    done, found = threading.Event(), list[T]()
+    call_soon(lambda: (found.append(work()), done.set())[0])
+    if not done.wait(PATIENCE_S):
+        raise RuntimeError("a node's thread does not answer")
+    return found[0]
+
+
 def walk(mode: str, *, replicas: int = 0, rows: bool = False) -> Walk:
     """Return the calls of one push_pull of a small parameter between a worker and a server.
 
@@ -203,9 +213,7 @@ def walk(mode: str, *, replicas: int = 0, rows: bool = False) -> Walk:
 
             def settle() -> None:
                 for call_soon in threads:
-                    settled = threading.Event()
-                    call_soon(settled.set)
-                    assert settled.wait(PATIENCE_S)
+                    on(call_soon, lambda: None)
 
             for _ in range(LOOKS):
                 with watcher.looking(settle) as turns:
