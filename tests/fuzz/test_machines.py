@@ -130,6 +130,10 @@ def check_server(events: list[Received | Undecodable]) -> None:
         before, pushes = values_of(machine), machine.counters().get("pushes", 0)
         answers = sends(machine.handle(event, 1.0))
         machine.validate()
+        if isinstance(event, Received) and isinstance(event.message, Withdraw) and event.peer in behind.values():
+            assert answers == []
+            assert values_of(machine) == before
+            continue
         assert [answer.peer for answer in answers] == [event.peer], "one answer, to who asked"
         answer = answers[0].message
         if isinstance(answer, Error):
@@ -189,7 +193,7 @@ def check_coordinator(events: list[Received | Undecodable], servers: int, worker
         machine.validate()
 
 
-TO_SERVER = events(TICKETED | STRANGE | DATA | DATA | st.just(Leave("closed")))
+TO_SERVER = events(TICKETED | STRANGE | DATA | DATA | st.just(Leave("closed")) | st.builds(Withdraw, st.integers(0, 3)))
 TO_COORDINATOR = events(CONTROL | CONTROL | CONTROL), st.integers(1, 2), st.none() | st.integers(1, 2)
 
 
