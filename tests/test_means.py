@@ -14,6 +14,7 @@ import pytest
 import zmqps
 from tests.inprocess import InProcessCluster
 from tests.team import PATIENCE, Team
+from zmqps.core.protocol.messages import Proceed
 from zmqps.errors import ConfigurationError, JobMismatchError
 
 WORKERS, STEPS, IDS = 3, 14, np.arange(6)
@@ -128,6 +129,39 @@ def test_a_step_that_one_leaves_out_for_all_changes_nothing_but_what_was_set(mon
         for values, told in results:
             np.testing.assert_allclose(values, w, rtol=1e-10)
             assert told == [step in left_out for step in range(6)]
+
+
+def test_a_step_left_out_is_known_with_the_values_that_another_worker_of_the_host_has_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("ZMQPS_COMBINE", "host")
+    with (
+        InProcessCluster(servers=1, workers=2) as cluster,
+        Team(cluster.address, 2, {"w": np.ones(4)}, optimizer=SGD, staleness=0) as team,
+    ):
+        team.step(lambda rank: {"w": np.ones(4)})
+        [member] = [worker for worker in team.workers if worker._group.leader is None]  # type: ignore[attr-defined]
+        thread, delayed = member._thread, list[Any]()
+        loop, driver, handle = thread._loop, thread._driver, thread.machine.handle
+        assert loop is not None
+        assert driver is not None
+
+        def late(event: Any, now: float) -> Any:
+            if isinstance(getattr(event, "message", None), Proceed) and not delayed:
+                delayed.append(event)
+                loop.call_later(0.3, driver.submit, event)
+                return []
+            return handle(event, now)
+
+        monkeypatch.setattr(driver.machine, "handle", late)
+
+        def leave_out(worker: zmqps.Worker) -> int:
+            worker.skip(for_all=worker.rank == 0, timeout=PATIENCE)
+            worker.pull(timeout=PATIENCE)
+            return worker.steps_left_out
+
+        assert team.all(leave_out) == [1, 1]
+        assert delayed
 
 
 def test_rows_of_a_step_that_is_left_out_are_not_trained() -> None:

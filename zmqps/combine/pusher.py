@@ -434,6 +434,11 @@ class HostPusher(Pusher):
             group.membership = membership
         return group.membership
 
+    def _proceed(self, job: JobSpec, ends_at: float) -> None:
+        """Wait until this worker may proceed itself: values that another has read may come before that."""
+        if job.mode != "async" and self._thread.machine.transfers.pace.closed:
+            Pusher.pull_async(self, [], timeout=left(self, ends_at)).result()
+
     def _ask(self, group: Membership, message: HostMessage, ends_at: float, title: str) -> HostMessage:
         begun_at = self._thread.time()
         answer = group.ask(message, left(self, ends_at))
@@ -493,6 +498,7 @@ class HostPusher(Pusher):
                 for number, array in flat.items():
                     np.copyto(array, values[number], casting="same_kind")
                 group.tell(Got(answer.number))
+                self._proceed(requests.job, ends_at)
                 return deliver(answer.version)
             return alone()
 

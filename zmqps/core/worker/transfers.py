@@ -191,8 +191,8 @@ class Transfers:
             actions.append(Log("warning", said))
         self._host.questions.answered(message.request)
         after = pace.arrive.step + 1
+        self.counts["left_out"] += message.left_out  # first: other threads look at the gate
         pace.proceed(message)
-        self.counts["left_out"] += message.left_out
         for proceeded in self.hooks.proceeded:
             proceeded(now)
         if self.ahead is not None and pace.version != after:  # it reads another version
