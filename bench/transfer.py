@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,10 @@ from bench.processes import BusyTime, resident_nbytes
 from bench.results import Row, timed
 from bench.setup import GRADIENT_SCALE, LEARNING_RATE, OPTIMIZERS, WARM_UP, Setup
 from bench.stats import Times, network_bound
-from zmqps.trace import VARIABLE, merge
+from zmqps.core.node.tracing import LONGEST_S, MAX_RING_NBYTES
+from zmqps.net.keyring import Keys
+from zmqps.nodes import tracing
+from zmqps.trace import merge
 
 #: Steps of a recorded run: enough for a median, few enough to look at.
 RECORDED_STEPS = 10
@@ -257,22 +260,21 @@ def measure(operation: str, setup: Setup) -> Row:
 
 
 def record(operation: str, setup: Setup, staleness: int | None = None) -> merge.Trace:
-    """Run some steps once more, every process recording what it does; return that."""
-    with tempfile.TemporaryDirectory(prefix="zmqps-trace-") as directory:
-        with ExitStack() as stack:
-            stack.enter_context(recording(directory))
-            cluster = _cluster(stack, setup)
-            workers = start_workers(stack, cluster.address, setup, operation, staleness)
-            call_all(workers, "steps", "recorded", WARM_UP + min(setup.steps, RECORDED_STEPS))
-            call_all(workers, "close")
-        return merge.read(Path(directory))
+    """Run some steps once more while every node records; return that."""
+    with ExitStack() as stack:
+        cluster = _cluster(stack, setup)
+        workers = start_workers(stack, cluster.address, setup, operation, staleness)
+        return recorded(
+            cluster.address, min(setup.steps, RECORDED_STEPS), lambda n: call_all(workers, "steps", "recorded", n)
+        )
 
 
-@contextmanager
-def recording(directory: str) -> Iterator[None]:
-    """Let processes that are started now record into a directory; this one does not."""
-    os.environ[VARIABLE] = directory
-    try:
-        yield
-    finally:
-        del os.environ[VARIABLE]
+def recorded(address: str, number: int, step: Callable[[int], object]) -> merge.Trace:
+    """Return what all nodes record of so many steps, after some to warm up; ``step`` does so many."""
+    keys = Keys.load(os.environ["ZMQPS_KEYS"]) if "ZMQPS_KEYS" in os.environ else None
+    tracing.begin(address, seconds=LONGEST_S, nbytes=MAX_RING_NBYTES, keys=keys)
+    step(1)
+    while not tracing.recording(address, keys=keys):
+        step(1)
+    step(WARM_UP + number)
+    return tracing.fetch(address, keys=keys)

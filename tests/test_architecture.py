@@ -72,7 +72,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "nodes": "errors files checks checkpoint codecs optim rows core/protocol core/treatments core/job core/node "
         "core/server core/coordinator net net/lane gpu trace metrics page sinks",
         "keys": "errors checks core/protocol net nodes",
-        "launch": "errors files checks logs core/protocol core/coordinator net gpu trace metrics nodes keys",
+        "launch": "errors files checks logs core/protocol core/coordinator net gpu metrics nodes keys",
         "doctor": "errors files core/protocol gpu net",
         "top": "errors files nodes",
     },

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -25,7 +24,7 @@ from bench.rows import OPERATIONS, OneProcess, OwnTable, RowWorker
 from bench.setup import WARM_UP
 from bench.stats import Times, percentile, ratio_spread
 from bench.tables import console, new_table, print_rows, seconds
-from bench.transfer import RECORDED_STEPS, recording
+from bench.transfer import RECORDED_STEPS, recorded
 from zmqps.trace import merge
 
 #: Name -> (script, variant): other systems that do a step, a pull of a batch and then a push of it. A push_pull does as
@@ -192,14 +191,11 @@ def _equally_often(ours: Sequence[float], theirs: Sequence[float]) -> tuple[Sequ
 
 
 def record(sparse: Sparse, operation: str) -> merge.Trace:
-    """Run some operations once more, every process recording what it does; return that."""
-    with tempfile.TemporaryDirectory(prefix="zmqps-trace-") as directory:
-        with ExitStack() as stack:
-            stack.enter_context(recording(directory))
-            _, workers, _ = _start(stack, sparse)
-            call_all(workers, "steps", operation, "recorded", WARM_UP + min(sparse.steps, RECORDED_STEPS))
-            call_all(workers, "close")
-        return merge.read(Path(directory))
+    """Run some operations once more while every node records; return that."""
+    with ExitStack() as stack:
+        cluster, workers, _ = _start(stack, sparse)
+        number = min(sparse.steps, RECORDED_STEPS)
+        return recorded(cluster.address, number, lambda n: call_all(workers, "steps", operation, "recorded", n))
 
 
 def print_beside(rows: Sequence[Row]) -> None:

@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 import signal
-import stat
 import sys
 import time
 from pathlib import Path
@@ -26,7 +25,6 @@ from zmqps.cli.running.state import state_path
 from zmqps.core.protocol import exits
 from zmqps.errors import KeyRefusedError
 from zmqps.launch import code
-from zmqps.trace import merge
 
 PATIENCE = allow(30.0)
 TWO = ("-H", "127.0.0.11:2,127.0.0.12:2")
@@ -279,33 +277,8 @@ def test_a_worker_that_fails_starts_again_as_often_as_it_may(ssh, zmqps, tmp_pat
 
 
 @pytest.mark.processes
-def test_what_the_processes_of_all_hosts_have_recorded_is_brought_here(ssh, zmqps, tmp_path) -> None:
-    (tmp_path / "hosts.txt").write_text("127.0.0.11 servers=1 workers=0\n127.0.0.12 servers=1 workers=1\n")
-    script = "mkdir -p $ZMQPS_TRACE/more; head -c 600000 /dev/zero >$ZMQPS_TRACE/mine"  # more than a line holds
-    result = zmqps(*ssh, "--hosts", "hosts.txt", "--", "sh", "-c", script, ZMQPS_TRACE="runs/steps")
-    assert result.returncode == exits.OK, result.stdout + result.stderr
-    brought = tmp_path / "runs" / "steps"
-    assert (brought / "127.0.0.12-mine").read_bytes() == bytes(600_000)
-    assert {process.name for process in merge.read(brought).processes} == {
-        "coordinator coordinator@127.0.0.11", "server server-0@127.0.0.11", "server server-1@127.0.0.12"
-    }  # fmt: skip
-    of_one = [path.name for path in brought.iterdir() if re.fullmatch(r"127\.0\.0\.11-\d+-\d+\.json", path.name)]
-    assert (len(of_one), len(list(brought.iterdir()))) == (2, 4)
-    assert "warning" not in result.stdout
-    assert stat.S_IMODE((brought / "127.0.0.12-mine").stat().st_mode) == 0o600
-
-
-@pytest.mark.processes
-def test_what_cannot_be_brought_here_is_said(ssh, zmqps, tmp_path) -> None:
-    (tmp_path / "trace").write_text("no directory")
-    result = zmqps(*ssh, "-H", "127.0.0.11:1", "--", "true", ZMQPS_TRACE="trace")
-    assert result.returncode == exits.OK, result.stdout + result.stderr
-    assert "warning: not all that 127.0.0.11 has recorded is in trace: " in result.stdout
-
-
-@pytest.mark.processes
 def test_a_host_that_cannot_be_reached_is_named(ssh, zmqps) -> None:
-    result = zmqps(*ssh, "-H", "127.0.0.11,nowhere", "--", "true", ZMQPS_TRACE="trace")  # which nobody waits for
+    result = zmqps(*ssh, "-H", "127.0.0.11,nowhere", "--", "true")
     assert result.returncode == exits.FAILED
     assert "nowhere cannot run zmqps: ssh: Could not resolve hostname nowhere; see what `ssh nowhere" in result.stderr
 

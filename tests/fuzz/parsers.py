@@ -370,14 +370,6 @@ def _ring() -> list[bytes]:
     return [one.read(0, one.nbytes)]
 
 
-TRACED = b"""[
-{"name": "clock", "ph": "M", "args": {"boot": "a"}},
-{"name": "process_name", "ph": "M", "args": {"name": "worker 0"}},
-{"name": "send", "cat": "w", "ph": "X", "ts": 1.5, "dur": 2, "tid": 7, "args": {"request": "0a-1"}},
-{"name": "deliver", "cat": "w", "ph": "X", "ts": 1.5, "dur": 2, "tid": 7, "args": {}},
-{"name": "wait", "cat": "w", "ph": "b", "ts": 1, "id": 5, "tid": 0, "args": {}},
-{"name": "wait", "cat": "w", "ph": "e", "ts": 9, "id": 5, "tid": 0, "args": {}},
-"""
 MERGED = b"""{"traceEvents": [
 {"name": "process_name", "ph": "M", "pid": 1, "args": {"name": "worker 0"}},
 {"name": "process", "ph": "M", "pid": 1, "args": {"boot": "a", "label": "worker 0", "incarnation": "0a"}},
@@ -464,7 +456,6 @@ PARSERS: dict[str, Parser] = {
     "a configuration": _file("cluster.toml", _configuration, CONFIGURATION, refuses=(PSError, click.ClickException)),
     "the state of a cluster": _file(f"{state.FOLDER}/{state.FILE}", state.read_state, STATE),
     "what is kept of a page": _file(PAGE, read_page, b'{"url": "http://127.0.0.1:5/", "port": 5, "token": "t"}'),
-    "the trace of a process": _file("1.json", merge.read, TRACED),
     "a trace": _file("trace.json", lambda place: merge.load(place / "trace.json"), MERGED),
     "a hostfile": Parser(
         feed=lambda data, _: hosts.read_hostfile(data.decode(errors="surrogateescape")), good=lambda: [HOSTFILE]

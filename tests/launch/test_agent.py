@@ -23,7 +23,7 @@ from tests.leaks import assert_gone
 from tests.pace import allow
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.launch.config import ClusterConfig
-from zmqps.launch.far import FILES, GREETING, unpack
+from zmqps.launch.far import FILES, GREETING
 from zmqps.nodes.inquiry import inquire
 
 pytestmark = pytest.mark.processes
@@ -63,7 +63,7 @@ class Agent:
         raise AssertionError(f"the agent has ended without {kind!r}")
 
     def set_up(self, **facts: Any) -> Message:
-        told = {"directory": "/", "files": {}, "env": {}, "workers": 2, "trace": False, "name": "x", "local": False}
+        told = {"directory": "/", "files": {}, "env": {}, "workers": 2, "name": "x", "local": False}
         self.tell("setup", **{**told, "keys": "", "address": "", "interface": "", **facts})
         return self.hear("ready")
 
@@ -148,26 +148,6 @@ def test_keys_that_have_changed_take_the_place_of_those_it_got(agent, tmp_path) 
     far.tell("keys", files={"../escape": ""})
     refused = far.hear("refused")
     assert (refused["to"], "cannot be the name of a file" in refused["text"]) == ("keys", True)
-
-
-def test_what_was_recorded_is_said_file_by_file(agent) -> None:
-    far = agent()
-    far.set_up(trace=True)
-    far.start_worker("sh", "-c", "cd $ZMQPS_TRACE/.. && mkdir -p trace/folder && cd trace && echo 2 >b && echo 1 >a")
-    assert far.hear("ended")["code"] == 0
-    far.tell("fetch")
-    files = [far.hear("file") for _ in range(2)]
-    assert [(found["name"], unpack(found["data"])) for found in files] == [("a", b"1\n"), ("b", b"2\n")]
-    assert far.hear("fetched") == {"is": "fetched"}
-
-
-def test_without_a_trace_nothing_is_recorded_or_said(agent) -> None:
-    far = agent()
-    far.set_up()
-    far.start_worker("sh", "-c", "echo [$ZMQPS_TRACE]")
-    assert far.said() == "[]"
-    far.tell("fetch")
-    assert far.hear("fetched") == {"is": "fetched"}
 
 
 def test_the_end_of_the_connection_ends_everything(agent) -> None:

@@ -11,33 +11,21 @@ import pytest
 from tests.pace import allow
 from zmqps.errors import ConfigurationError
 from zmqps.launch.far import (
-    MAX_LINE_NBYTES,
-    PART_NBYTES,
     check_name,
     decode,
-    encode,
     open_reader,
     open_voice,
     pack,
-    parts,
     unpack,
 )
 
 PATIENCE = allow(20.0)
 
 
-@pytest.mark.parametrize(
-    ("nbytes", "num_parts"), [(0, 0), (1, 1), (PART_NBYTES, 1), (PART_NBYTES + 1, 2), (3 * PART_NBYTES, 3)]
-)
-def test_the_parts_of_a_file_are_all_of_it_and_fit_into_a_line_each(
-    tmp_path: Path, nbytes: int, num_parts: int
-) -> None:
-    content = os.urandom(nbytes)
+def test_a_file_is_read_again_from_its_text(tmp_path: Path) -> None:
+    content = os.urandom(1000)
     (tmp_path / "file").write_bytes(content)
-    found = list(parts(tmp_path / "file"))
-    assert len(found) == num_parts
-    assert b"".join(map(unpack, found)) == content == unpack(pack(tmp_path / "file"))
-    assert all(len(encode({"is": "file", "name": "x" * 255, "data": part})) < MAX_LINE_NBYTES for part in found)
+    assert unpack(pack(tmp_path / "file")) == content
 
 
 @pytest.mark.parametrize("text", ["no base64!", "QQ=", "QQ==\n"])

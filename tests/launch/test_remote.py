@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 from collections.abc import Coroutine
 from typing import Any
 
@@ -11,8 +10,8 @@ import pytest
 
 from tests.pace import allow
 from zmqps.core.protocol import exits
-from zmqps.errors import NodeFailedError, ProgramMissingError, UnusableHostError
-from zmqps.launch.far import GREETING, Message, encode
+from zmqps.errors import ProgramMissingError, UnusableHostError
+from zmqps.launch.far import GREETING
 from zmqps.launch.hosts import Host
 from zmqps.launch.remote import RemoteHost
 
@@ -127,39 +126,3 @@ def test_keys_that_a_host_does_not_take_are_told_and_are_no_answer_to_anything_e
         return await told, await host.route("10.0.0.8")
 
     assert with_agent(HELLO + script, work) == (("the disk is full", "10.0.0.7"), ["Welcome!"])
-
-
-#: Says what it was told to once it is asked for what was recorded.
-ARCHIVE = """while read line; do case $line in *'"do":"fetch"'*) printf '%s\\n' {}; {} ;; esac; done"""
-
-
-def fetched(said: list[Message], then: str = ":") -> dict[str, bytes]:
-    found: dict[str, bytes] = {}
-
-    def put(name: str, data: bytes) -> None:
-        found[name] = found.get(name, b"") + data
-
-    script = ARCHIVE.format(" ".join(f"'{encode(message).decode().strip()}'" for message in said), then)
-    with_agent(HELLO + script, lambda host: host.fetch(put))
-    return found
-
-
-def part(name: str, text: bytes) -> Message:
-    return {"is": "file", "name": name, "data": base64.b64encode(text).decode()}
-
-
-def test_the_parts_of_files_arrive_in_order() -> None:
-    found = fetched([part("a", b"1"), part("a", b"2"), part("b", b"3"), {"is": "fetched"}])
-    assert found == {"a": b"12", "b": b"3"}
-
-
-@pytest.mark.parametrize(
-    ("said", "then", "says"),
-    [
-        ([{"is": "refused", "to": "fetch", "name": "", "text": "the disk is broken"}], ":", "the disk is broken"),
-        ([part("a", b"1")], "exit", "the connection to far has ended"),
-    ],
-)
-def test_files_that_do_not_all_arrive_are_an_error(said: list[Message], then: str, says: str) -> None:
-    with pytest.raises(NodeFailedError, match=says):
-        fetched(said, then)

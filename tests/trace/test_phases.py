@@ -1,4 +1,4 @@
-"""From spans to one clock and to phases, on traces made by hand."""
+"""From spans to phases, on traces made by hand."""
 
 from __future__ import annotations
 
@@ -8,49 +8,40 @@ from typing import Any
 
 import pytest
 
-from zmqps.errors import ConfigurationError
-from zmqps.trace.merge import Process, Span, Trace, read, write
+from zmqps.trace.merge import Process, Span, Trace, wires_of, write
 from zmqps.trace.phases import summarize
 
 REQUEST = {"request": "w-1"}
 
 
-def line(name: str, role: str, begin: float, end: float, facts: dict[str, Any] | None = None) -> str:
-    event = {"name": name, "cat": role, "ph": "X", "ts": begin, "dur": end - begin, "tid": 7, "args": facts or {}}
-    return json.dumps(event)
+def work(name: str, role: str, begin: float, end: float, facts: dict[str, Any] | None = None) -> Span:
+    return Span(name=name, role=role, begin_us=begin, end_us=end, thread=7, facts=facts or {})
 
 
-def wait(name: str, role: str, begin: float, end: float, number: int = 1) -> str:
-    event = {"name": name, "cat": role, "ph": "b", "ts": begin, "id": number, "tid": 7, "args": {}}
-    return json.dumps(event) + ",\n" + json.dumps({**event, "ph": "e", "ts": end})
+def wait(name: str, role: str, begin: float, end: float) -> Span:
+    return Span(name=name, role=role, begin_us=begin, end_us=end, thread=None, facts={})
 
 
-def record(path: Path, name: str, boot: str, *lines: str) -> None:
-    head = [
-        json.dumps({"name": "clock", "ph": "M", "args": {"boot": boot}}),
-        json.dumps({"name": "process_name", "ph": "M", "args": {"name": name}}),
-    ]
-    path.write_text("[\n" + "".join(f"{text},\n" for text in (*head, *lines)))
+def merged(*processes: Process) -> Trace:
+    return Trace([*processes], wires_of(processes), {})
 
 
-def round_trip(directory: Path, ahead: float = 0.0, boot: str = "here") -> None:
-    """One push_pull: 10 µs there, 30 µs back; the server's clock may be ahead."""
-    record(
-        directory / "1.json", "worker w", "here",
+def round_trip(*again: Span) -> Trace:
+    """One push_pull: 10 µs there, 30 µs back; ``again``: what the server does once more."""
+    worker = [
         wait("push_pull", "operation", 0, 100),
-        line("submit", "worker", 0, 20), line("encode", "codec", 5, 15), line("send", "worker", 20, 25, REQUEST),
-        line("receive", "worker", 80, 100), line("land", "worker", 85, 100, REQUEST),
-    )  # fmt: skip
-    record(
-        directory / "2.json", "server s", boot,
-        line("receive", "server", 35 + ahead, 51 + ahead), line("serve", "server", 36 + ahead, 46 + ahead, REQUEST),
-        line("apply", "server", 40 + ahead, 44 + ahead), line("reply", "server", 46 + ahead, 50 + ahead, REQUEST),
-    )  # fmt: skip
+        work("submit", "worker", 0, 20), work("encode", "codec", 5, 15), work("send", "worker", 20, 25, REQUEST),
+        work("receive", "worker", 80, 100), work("land", "worker", 85, 100, REQUEST),
+    ]  # fmt: skip
+    server = [
+        work("receive", "server", 35, 51), work("serve", "server", 36, 46, REQUEST),
+        work("apply", "server", 40, 44), work("reply", "server", 46, 50, REQUEST),
+    ]  # fmt: skip
+    return merged(Process("server s", "here", [*server, *again]), Process("worker w", "here", worker))
 
 
-def test_every_phase_counts_without_what_is_nested_in_it(tmp_path: Path) -> None:
-    round_trip(tmp_path)
-    summary = summarize(read(tmp_path))
+def test_every_phase_counts_without_what_is_nested_in_it() -> None:
+    summary = summarize(round_trip())
     assert summary is not None
     found = {(phase.role, phase.name): phase.total_s * 1e6 for phase in summary.phases}
     expected = {
@@ -64,50 +55,22 @@ def test_every_phase_counts_without_what_is_nested_in_it(tmp_path: Path) -> None
     assert {phase.name: phase.share for phase in summary.phases}["wire back"] == pytest.approx(0.3)
 
 
-def test_another_hosts_clock_is_fitted_to_within_half_the_way(tmp_path: Path) -> None:
-    round_trip(tmp_path, ahead=5e6, boot="there")
-    trace = read(tmp_path)
-    # of 40 µs on the way nobody can tell which share was there: half of it is believed
-    clocks = [(clock.shift_us, clock.error_us) for clock in trace.clocks.values()]
-    [(shift, error)] = clocks
-    assert abs(abs(shift) - 5e6) <= error == 20
-    assert [wire.end_us - wire.begin_us for wire in trace.wires] == pytest.approx([20, 20])
+def test_a_resent_message_is_on_its_way_until_it_first_came() -> None:
+    trace = round_trip(work("receive", "server", 900, 910), work("serve", "server", 901, 909, REQUEST))
+    assert [wire.end_us - wire.begin_us for wire in trace.wires] == [10, 30]
 
 
-def test_a_resent_message_is_on_its_way_until_it_first_came(tmp_path: Path) -> None:
-    round_trip(tmp_path)
-    path = tmp_path / "2.json"
-    again = (line("receive", "server", 900, 910), line("serve", "server", 901, 909, REQUEST))
-    path.write_text(path.read_text() + ",\n".join(again))
-    assert [wire.end_us - wire.begin_us for wire in read(tmp_path).wires] == [10, 30]
-
-
-def test_a_killed_process_loses_its_last_line_only(tmp_path: Path) -> None:
-    round_trip(tmp_path)
-    path = tmp_path / "2.json"
-    path.write_text(path.read_text()[:-30])
-    server, worker = read(tmp_path).processes
-    assert (server.name, len(server.spans), len(worker.spans)) == ("server s", 3, 6)
-
-
-def test_first_steps_need_not_count(tmp_path: Path) -> None:
-    steps = [wait("push", "operation", 100 * i, 100 * i + 10 * (i + 1), number=i) for i in range(3)]
-    record(tmp_path / "1.json", "worker w", "here", *steps)
-    summary = summarize(read(tmp_path), skip=2)
+def test_first_steps_need_not_count() -> None:
+    steps = [wait("push", "operation", 100 * i, 100 * i + 10 * (i + 1)) for i in range(3)]
+    trace = merged(Process("worker w", "here", steps))
+    summary = summarize(trace, skip=2)
     assert summary is not None
     assert (summary.steps, summary.median_s) == (1, pytest.approx(30e-6))
-    assert summarize(read(tmp_path), skip=3) is None
+    assert summarize(trace, skip=3) is None
 
 
-def test_without_a_recording_it_says_how_to_make_one(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="ZMQPS_TRACE="):
-        read(tmp_path)
-
-
-def test_the_merged_file_has_every_span_and_an_arrow_a_message(tmp_path: Path) -> None:
-    round_trip(tmp_path)
-    trace = read(tmp_path)
-    write(tmp_path / "out" / "trace.json", trace)
+def test_the_file_has_every_span_and_an_arrow_a_message(tmp_path: Path) -> None:
+    write(tmp_path / "out" / "trace.json", round_trip())
     events = json.loads((tmp_path / "out" / "trace.json").read_text())["traceEvents"]
     kinds = [event["ph"] for event in events]
     assert {kind: kinds.count(kind) for kind in set(kinds)} == {"M": 4, "X": 9, "b": 1, "e": 1, "s": 2, "f": 2}

@@ -90,6 +90,8 @@ def test_a_running_job_is_recorded_and_goes_on_as_before(cluster: zmqps.LocalClu
     assert bounded.text.startswith("A step of")
     roles = {(span.role, span.name) for process in trace.processes for span in process.spans}
     assert roles >= {("worker", "check"), ("codec", "encode"), ("codec", "decode"), ("server", "apply")}
+    assert {name for role, name in roles if role == "worker"} >= {"submit", "queue", "send", "receive", "land"}
+    assert {name for role, name in roles if role == "server"} >= {"receive", "serve", "reply"}
     assert DOORS._sinks == []
     assert said
 

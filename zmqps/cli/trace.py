@@ -23,7 +23,7 @@ class OrPath(click.Group):
     """A group that shows what its first argument names, if that is no command."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Take ``zmqps trace runs/trace`` for ``zmqps trace show runs/trace``."""
+        """Take ``zmqps trace runs/trace.json`` for ``zmqps trace show runs/trace.json``."""
         if args and not args[0].startswith("-") and args[0] not in self.commands:
             args = [SHOWN, *args]
         return super().parse_args(ctx, args)
@@ -48,8 +48,8 @@ output_option = setting(
     help="Write it here, for ui.perfetto.dev, chrome://tracing and `zmqps trace show`.",
 )  # fmt: skip
 skip_option = setting(
-    "--skip", type=click.IntRange(min=0), default=None, shared=False,
-    help="Leave out this many first steps of each worker; by default 3 for a directory, else none.",
+    "--skip", type=click.IntRange(min=0), default=0, show_default=True, shared=False,
+    help="Leave out this many first steps of each worker.",
 )  # fmt: skip
 
 
@@ -146,18 +146,16 @@ def stop(
 
 
 @trace.command()
-@click.argument("recorded", type=click.Path(path_type=Path), default=Path("runs/trace"))
+@click.argument("recorded", type=click.Path(path_type=Path))
 @output_option
 @skip_option
 @setting("--push", type=click.IntRange(0), shared=False, help="Follow this push, by its number, from end to end.")
-def show(recorded: Path, output: Path | None, skip: int | None, push: int | None) -> int:
-    """Show what was recorded into a file or a directory.
+def show(recorded: Path, output: Path | None, skip: int, push: int | None) -> int:
+    """Show the trace that `--output` has written into a file.
 
-    The directory is one that ZMQPS_TRACE has named.
     docs/operations.md explains the phases.
     """
-    found, is_directory = _read(recorded)
-    return _show(found, (3 if is_directory else 0) if skip is None else skip, output, push)
+    return _show(_read(recorded), skip, output, push)
 
 
 @trace.command()
@@ -170,8 +168,7 @@ def export(recorded: Path, otlp: str) -> int:
     """
     from zmqps.trace.otel import send
 
-    found, _ = _read(recorded)
-    click.echo(f"{send(found, otlp)} spans were sent to {otlp}")
+    click.echo(f"{send(_read(recorded), otlp)} spans were sent to {otlp}")
     return exits.OK
 
 
@@ -180,13 +177,11 @@ def _progress(text: str) -> None:
         click.echo(text, err=True)
 
 
-def _read(recorded: Path) -> tuple[Trace, bool]:
+def _read(recorded: Path) -> Trace:
     from zmqps.nodes.files import open_own
     from zmqps.trace import merge
 
-    if recorded.is_dir() or not recorded.exists():
-        return merge.read(recorded, open_own), True
-    return merge.load(recorded, open_own), False
+    return merge.load(recorded, open_own)
 
 
 def _show(found: Trace, skip: int, output: Path | None, push: int | None = None) -> int:

@@ -45,7 +45,7 @@ from zmqps.net.routes import check_transport
 from zmqps.net.system.environment import find_address
 from zmqps.net.system.stacks import answer_signal
 from zmqps.net.zeromq import ZmqTransport
-from zmqps.trace.record import around, watched_coding
+from zmqps.trace.doors import DOORS
 
 #: The least default wait of a call, in seconds, and in heartbeat timeouts, after which lost nodes are named.
 DEFAULT_TIMEOUT = 60.0
@@ -141,9 +141,9 @@ class Connection:
             self._role, name=self._name, job=self._job_name, job_secret=self._job_secret, token=self._life.token,
             life=self._life.number, index=self._life.wish(self._role),
         )  # fmt: skip
-        check, coding = around("check", "worker", are_finite), watched_coding(in_two_threads())
+        coding = DOORS.coding(in_two_threads())
         lanes: list[LaneTransport] = []  # once it is made
-        machine = SessionMachine(identity, self.address, check, coding, self._notebook)
+        machine = SessionMachine(identity, self.address, are_finite, coding, self._notebook)
         transport, arenas = self._transport, self._arenas  # the thread must not refer to this worker
         keys, role, io_threads = self._keys, self._role, self._io_threads
 

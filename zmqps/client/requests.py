@@ -27,7 +27,7 @@ from zmqps.errors import ConfigurationError, DtypeError
 from zmqps.gpu.encoder import Encoder
 from zmqps.gpu.handover import Handover, Remote
 from zmqps.optim import trained
-from zmqps.trace.record import watched_coding
+from zmqps.trace.doors import DOORS
 
 #: Bytes that one message refers to, where both sides read the other's memory: much where nothing is
 #: copied, so there is nothing to overlap; less where values are copied out while later slices are updated.
@@ -98,7 +98,7 @@ class Requests:
         self._trained = frozenset(self._index[name] for name in trained(self.job.optimizer, self._index))
         self._set_only = self.job.buffers
         self._trained -= self._set_only
-        self._encoder = Encoder(self.job, handover, watched_coding())
+        self._encoder = Encoder(self.job, handover, DOORS.coding())
         self._memory, self._in_place = memory, memory.reads
         self.staging = Staging(self.job, memory)
         self.copies = CopiesOnWrite(self.job, memory)

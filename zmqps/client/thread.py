@@ -32,7 +32,6 @@ from zmqps.net.driver import Driver
 from zmqps.net.loops import new_runner
 from zmqps.net.transport import Transport
 from zmqps.trace.doors import DOORS
-from zmqps.trace.record import watch
 from zmqps.trace.switch import Switch
 
 T = TypeVar("T")
@@ -229,9 +228,8 @@ class SessionThread:
     async def _run(self) -> None:
         self._loop, session = asyncio.get_running_loop(), self.machine
         self.transport = self._make_transport()
-        machine, transport = watch(session, self.transport, session.member.identity, session.operation_of)
         about = About(log, {"job": session.member.identity.job})
-        self._driver = Driver(machine, transport, about, self._resolve, self._landed, self._fail)
+        self._driver = Driver(session, self.transport, about, self._resolve, self._landed, self._fail)
         self._driver.notify, self._driver.more = self._notify, self._more
         DOORS.add(session.transfers, "all_finite", DOORS.function("check", "worker"))
         member = session.member

@@ -33,7 +33,6 @@ from zmqps.launch.far import (
     encode,
     open_reader,
     open_voice,
-    parts,
 )
 from zmqps.launch.guard import Guard
 from zmqps.launch.handout import write_files
@@ -55,7 +54,6 @@ from zmqps.logs.lines import Lines
 from zmqps.net import loops
 from zmqps.net.system.signals import answered
 from zmqps.nodes.inquiry import inquire
-from zmqps.trace import VARIABLE as TRACE
 
 #: Seconds without a word from the other end after which it is taken for gone; how often each says one in this time.
 SILENCE_S = 20.0
@@ -103,13 +101,12 @@ class Agent:
         self._env: dict[str, str] = {}
         self._mark = mark_of(os.getpid(), start_of(os.getpid()))
         self._num_workers = 1
-        self._is_tracing = False
         self._keys: Keys | None = None
         self._reports = Reports()
         self._ending = False
         self._actions = {
             "alive": lambda told: None, "setup": self._setup, "start": self._start, "signal": self._signal,
-            "joined": self._joined, "fetch": self._fetch, "route": self._route, "keys": self._renew,
+            "joined": self._joined, "route": self._route, "keys": self._renew,
         }  # fmt: skip
 
     async def run(self) -> str:
@@ -180,7 +177,6 @@ class Agent:
         write_files(self._folder, told["files"])
         self._env = {name: self._filled(value) for name, value in told["env"].items()}
         self._num_workers = told["workers"]
-        self._is_tracing = told["trace"]
         self._keys = Keys.load(self._folder / told["keys"]) if told["keys"] else None
         address = own_address(told["address"], told["interface"], told["name"], is_local=told["local"])
         self._voice.say({"is": "ready", "address": address, "cores": num_cores()})
@@ -195,7 +191,7 @@ class Agent:
             command, env = worker_command(told["command"]), self._worker_environment(told)
         else:
             command = node_command(role, *map(self._filled, told["flags"]))
-            env = node_environment() | self._trace()
+            env = node_environment()
         process = Process(
             name, command, stdout=subprocess.PIPE, log=Path(os.devnull), env=env | self._mark, is_node=role != "worker"
         )
@@ -209,10 +205,7 @@ class Agent:
         venv = {"VIRTUAL_ENV": sys.prefix} if sys.prefix != sys.base_prefix else {}
         env = worker_environment(told["address"], told["index"])
         told_env = {name: self._filled(value) for name, value in told["env"].items()}
-        return thread_limits(self._num_workers) | venv | env | self._env | told_env | self._trace()
-
-    def _trace(self) -> dict[str, str]:
-        return {TRACE: str(self._folder / "trace")} if self._is_tracing else {}
+        return thread_limits(self._num_workers) | venv | env | self._env | told_env
 
     def _filled(self, text: str) -> str:
         return text.replace(FILES, str(self._folder))
@@ -241,19 +234,6 @@ class Agent:
 
     def _route(self, told: Message) -> None:
         self._voice.say({"is": "routed", "address": route_towards(told["towards"])})
-
-    async def _fetch(self, told: Message) -> None:
-        """Say what was recorded here, file by file."""
-        try:
-            for path in sorted(path for path in (self._folder / "trace").glob("*") if path.is_file()):
-                for part in parts(path):
-                    self._voice.say({"is": "file", "name": path.name, "data": part})
-                    await self._voice.flush()
-            self._voice.say({"is": "fetched"})
-        except ConnectionError:
-            pass  # the listener has gone
-        except OSError as error:
-            self._refuse(told, error)
 
     # --- processes ----------------------------------------------------------------------------
 

@@ -5,19 +5,17 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from zmqps.errors import ConfigurationError
-from zmqps.files import TEXT_NBYTES, open_file, read_file
+from zmqps.files import TEXT_NBYTES, read_file
 
 #: What the first line of an agent begins with; before it a login shell may say anything, so much at most.
 GREETING = "zmqps-agent "
 MAX_PREAMBLE_LINES = 1000
-#: A line is some output of a process, or a part of a file.
+#: A line is some output of a process, or a file.
 MAX_LINE_NBYTES = 8 << 20
-PART_NBYTES = 256 << 10
 #: In flags and variables: the folder of the files that were handed over.
 FILES = "{files}"
 
@@ -85,15 +83,8 @@ def pack(path: Path) -> str:
     return base64.b64encode(read_file(path, TEXT_NBYTES)).decode()
 
 
-def parts(path: Path) -> Iterator[str]:
-    """Yield a file's content as texts that fit into a line each."""
-    with open_file(path) as file:
-        while data := file.read(PART_NBYTES):
-            yield base64.b64encode(data).decode()
-
-
 def unpack(text: str) -> bytes:
-    """Return the content that `pack` or `parts` has made a text of; raise `ConfigurationError` for any other text."""
+    """Return the content that `pack` has made a text of; raise `ConfigurationError` for any other text."""
     try:
         return base64.b64decode(text, validate=True)
     except ValueError:

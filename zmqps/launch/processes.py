@@ -30,7 +30,6 @@ from zmqps.logs.lines import read_message
 from zmqps.net.identity import PROCESS
 from zmqps.net.system.children import UNKNOWN, heed_children
 from zmqps.nodes.files import open_own
-from zmqps.trace import VARIABLE as TRACE
 
 LEASH = Path(__file__).with_name("leash.py")
 #: What a node tells its parent instead of its endpoint when it cannot start: this and a JSON object.
@@ -333,11 +332,8 @@ def node_command(role: str, *flags: str) -> list[str]:
 
 
 def node_environment() -> dict[str, str]:
-    """Return a node's environment: all it needs stands in its flags, and it finds this very package.
-
-    Only whether it records what takes its time (`zmqps.trace`) is the environment's to say.
-    """
-    env = {name: value for name, value in os.environ.items() if not name.startswith("ZMQPS_") or name == TRACE}
+    """Return a node's environment: all it needs stands in its flags, and it finds this very package."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("ZMQPS_")}
     home = str(Path(__file__).parents[2])  # where the package is
     if home not in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):  # those must stay behind the stdlib
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [home, env.get("PYTHONPATH")]))

@@ -24,7 +24,7 @@ from zmqps.errors import (
     printable,
 )
 from zmqps.launch.agent import WORDS
-from zmqps.launch.far import GREETING, MAX_PREAMBLE_LINES, Message, Voice, decode, open_reader, open_voice, unpack
+from zmqps.launch.far import GREETING, MAX_PREAMBLE_LINES, Message, Voice, decode, open_reader, open_voice
 from zmqps.launch.hosts import Host
 from zmqps.launch.processes import describe_exit, gone, node_environment, tail, worker_command
 from zmqps.logs.lines import Lines
@@ -318,18 +318,6 @@ class RemoteHost:
             process.code.set_result(exits.HOST_LOST)
         self.tell({"do": "start", "name": name, "role": role, **facts})
         return process
-
-    async def fetch(self, put: Callable[[str, bytes], None]) -> None:
-        """Have the files that were recorded there put somewhere, part by part.
-
-        Raises
-        ------
-        NodeFailedError
-            They are not all there: the host was lost, or cannot read one.
-        """
-        self.tell({"do": "fetch"})
-        while (message := await self._answer("file", "fetched"))["is"] == "file":
-            put(str(message["name"]), unpack(str(message["data"])))
 
     async def close(self) -> None:
         """Let the agent end what still runs there; give it up when that takes too long."""

@@ -40,7 +40,6 @@ from zmqps.nodes.restoring import restored, restored_from, resumptions
 from zmqps.nodes.siblings import Siblings
 from zmqps.sinks.choose import check_texts, open_sinks
 from zmqps.sinks.feed import Feeds
-from zmqps.trace.record import watch
 from zmqps.trace.switch import Switch
 
 DEFAULT_PORT = 5570
@@ -212,7 +211,7 @@ def _driver(
     machine: CoordinatorMachine, transport: ZmqTransport, identity: Identity, journal: Journal | None, feeds: Feeds
 ) -> Driver:
     """Return what runs the machine, and hands on what scripts log."""
-    driver = Driver(*watch(machine, transport, identity), logging.getLogger("zmqps.coordinator"), journal=journal)
+    driver = Driver(machine, transport, logging.getLogger("zmqps.coordinator"), journal=journal)
     driver.decode = decode_small
     driver.notify = lambda event: _feed(feeds, event)
     driver.more = lambda: {"free_nbytes": available_nbytes()}

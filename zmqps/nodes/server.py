@@ -62,7 +62,6 @@ from zmqps.optim.rows import RowKernel, kernel_of_table, rule_of_table
 from zmqps.rows.kernels import warm_up as warm_up_rows
 from zmqps.rows.store import RowStore
 from zmqps.trace.doors import DOORS
-from zmqps.trace.record import watch, watch_row_kernel, watch_rules, watched_coding
 from zmqps.trace.switch import Switch
 
 #: One connection full of large messages keeps a thread of ZeroMQ busy for milliseconds at a time. With a second one a
@@ -243,7 +242,7 @@ def make_shard(
     num_slots, num_workers = len(spec.slots(names)[0]), max(1, room.num_workers)
     device, required, beside = None, 0, None
     if streams is not None:
-        memory = device_memory(streams, placement, index, num_slots, job, num_workers, watched_coding())
+        memory = device_memory(streams, placement, index, num_slots, job, num_workers, DOORS.coding())
         device = streams.device
     else:
         needs = required_nbytes(placement, index, num_slots, job, num_workers)
@@ -261,7 +260,7 @@ def make_shard(
             codecs.parse(codec).warm_up(dtype)
     there = memory if isinstance(memory, DeviceMemory) else None
     rows = make_rows(
-        job, placement, index, partial(row_kernel, config, job, there=there), coding=watched_coding(), more=more,
+        job, placement, index, partial(row_kernel, config, job, there=there), coding=DOORS.coding(), more=more,
         # address space: how much is free may change, and memory is asked for as rows come
         available_nbytes=total_nbytes() if device is None else device.memory().free_nbytes,
         secret=secrets.randbits(64), store_of=RowStore if memory is None else memory.rows,
@@ -272,7 +271,7 @@ def make_shard(
     shard = Shard(
         placement,
         index,
-        watch_rules(rules),
+        rules,
         reject_nonfinite=job.nonfinite == "reject",
         synchronous=job.mode == "sync",
         aggregate=job.aggregate,
@@ -299,7 +298,7 @@ def row_kernel(config: ServerConfig, job: JobSpec, spec: TableSpec, there: Devic
         warm_up_device_rows(there, on_device, spec.dim, lazy=spec.lazy_decay)
         return on_device
     kernel = kernel_of_table(spec.optimizer, spec.name, spec.dim, kernels, counts, job.num_updating)
-    return watch_row_kernel(kernel)
+    return kernel
 
 
 def may_grow(config: ServerConfig, reserved_nbytes: int, nbytes: int, device: Device | None = None) -> bool:
@@ -379,7 +378,7 @@ async def _serve(config: ServerConfig, source: Source, log: logging.Logger, pare
     def build(job: JobSpec, placement: Placement, index: int, room: Room) -> Shard:
         nonlocal largest_header
         pace = Rests(REST).paced if room.gently else iter
-        host = HostMemory(transport.arenas.empty, watched_coding(), freed.add, pace)
+        host = HostMemory(transport.arenas.empty, DOORS.coding(), freed.add, pace)
         shard = make_shard(config, job, placement, index, room, host, streams, identity.name, more)
         segments = sum(len(state.slice.segments) for state in shard.slices)
         largest_header = max(largest_header, data_header_nbytes(len(shard.slices), segments))
@@ -398,7 +397,7 @@ async def _serve(config: ServerConfig, source: Source, log: logging.Logger, pare
         return max((shard.placement.nbytes(shard.index) for shard in shards), default=0)
 
     sockets.largest_nbytes = largest_nbytes  # an atomic push is of a whole shard
-    driver = Driver(*watch(machine, transport, identity), log, resolve=relay.resolve)
+    driver = Driver(machine, transport, log, resolve=relay.resolve)
     # unneeded requests cost time to refuse
     driver.decode = partial(decode_but_assign, data_nbytes=lambda: largest_header)
     trace(machine.member, Switch(driver, identity, known=machine.clients.incarnation))

@@ -11,6 +11,7 @@ from zmqps.core.node.inquiry import Inquiry
 from zmqps.core.node.tracer import TraceKey, Tracer
 from zmqps.core.node.tracing import LONGEST_S, MAX_RING_NBYTES
 from zmqps.core.protocol.messages.hello import MAX_JOB_NAME_CHARS
+from zmqps.core.protocol.messages.tracing import TraceState
 from zmqps.core.protocol.security.keys import KEY_NBYTES
 from zmqps.net.identity import check_endpoint, read_job_secret
 from zmqps.net.keyring import Keys
@@ -72,6 +73,13 @@ def begin(
     tracer = _tracer(address, job_secret, start, fetch=False)
     run_blocking(ask(tracer, "trace start", ANSWER_S, keys))
     return len(tracer.nodes)
+
+
+def recording(address: str, *, job_secret: Path | None = None, keys: Keys | None = None) -> bool:
+    """Return whether all nodes of the trace that goes on have begun to record; errors as for `fetch`."""
+    tracer = _tracer(address, job_secret, None, fetch=False)
+    run_blocking(ask(tracer, "trace", ANSWER_S, keys))
+    return all(node.get("state") == TraceState.ON for node in tracer.nodes)
 
 
 def fetch(

@@ -1,9 +1,6 @@
-"""Where the time of a step goes: spans recorded in every process, merged on one clock.
+"""Where the time of a step goes: spans that the nodes of a running cluster record, on one clock.
 
-`record` notes spans while a job runs and writes one file a process; `merge` puts the files of a
-directory together; `phases` makes a table of them. Nothing of it is imported into the core: the
-shells put `record.watch` around the machine and the transport they run.
+`switch` lets a node record: `watched` stands in the place of its machine and transport meanwhile, `doors` in that of
+kernels and codecs, and `ring` holds the spans. `live` makes one trace of what was fetched, `merge` is its file;
+`phases`, `pushes` and `bounds` say what is in it. Nothing of it is imported into the core.
 """
-
-#: Names the directory to record into.
-VARIABLE = "ZMQPS_TRACE"

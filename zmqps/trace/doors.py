@@ -14,7 +14,7 @@ from threading import get_ident
 from time import monotonic_ns as clock
 from typing import Any, Protocol
 
-from zmqps.core.protocol.encoding import Coding
+from zmqps.core.protocol.encoding import CODING, Coding
 
 
 class Sink(Protocol):
@@ -94,7 +94,7 @@ class Doors:
         finally:
             sink.span(name, role, begin, clock())
 
-    def coding(self, coding: Coding) -> Coding:
+    def coding(self, coding: Coding = CODING) -> Coding:
         """Return the door to the codecs with doors of its own."""
         switched: Any = SwitchedCoding(coding)
         self.add(switched, "compress", self.function("encode", "codec"))

@@ -1,4 +1,4 @@
-"""The files of a directory as one trace: on one clock, with the times that messages were on their way."""
+"""A trace and its file: the spans of all nodes on one clock, with the times that messages were on their way."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from zmqps.files import Opener, make_directory, open_to_replace, read_file
 
 #: The way of a message: phase it ends with where it was sent, phase in which it is handled.
 WAYS = (("wire there", "send", "serve"), ("wire back", "reply", "land"))
-#: Longer files are no traces: a process writes at most a million spans, of some hundred bytes each.
+#: Longer files are no traces: a node has at most a million spans, of some hundred bytes each.
 MAX_NBYTES = 4 << 30
 #: For this phase the receiver's whole delivery counts, from before the message was decoded.
 DELIVERY = "receive"
@@ -89,36 +89,6 @@ class Trace:
     epoch_us: float = 0.0
 
 
-def read(directory: Path, opener: Opener | None = None) -> Trace:
-    """Return what the processes that recorded into a directory have written.
-
-    Clocks of several hosts are fitted by the messages between them: of each request and its answer, the
-    clocks are taken to differ such that both took equally long, and the quickest pair is believed. So
-    that is wrong by half its time on the way at most.
-
-    Parameters
-    ----------
-    directory
-        Where the files are.
-    opener
-        Opens one, by its path and the flags of `os.open`; by default any plain file.
-
-    Raises
-    ------
-    ConfigurationError
-        There is nothing.
-    """
-    processes = [process for path in sorted(directory.glob("*.json")) if (process := _read(path, opener)).spans]
-    if not processes:
-        raise ConfigurationError(f"{directory} holds no recorded spans; run the job with ZMQPS_TRACE={directory}")
-    processes.sort(key=lambda process: process.name)
-    clocks = _fit(processes)
-    for process in processes:
-        if process.boot in clocks:
-            process.spans = [span.shifted(clocks[process.boot].shift_us) for span in process.spans]
-    return Trace(processes, wires_of(processes), clocks)
-
-
 def wires_of(processes: Sequence[Process]) -> list[Span]:
     """Return how long each message was on its way that was seen at both ends."""
     return [
@@ -132,25 +102,6 @@ def wires_of(processes: Sequence[Process]) -> list[Span]:
         )  # the call may return later
         for name, _, sent, _, came in messages(processes)
     ]
-
-
-def _read(path: Path, opener: Opener | None) -> Process:
-    process = Process()
-    waits: dict[Any, dict[str, Any]] = {}
-    with _explained(path):
-        for line in read_file(path, MAX_NBYTES, opener).decode(errors="replace").splitlines():
-            try:
-                event = json.loads(line.removesuffix(","))
-            except ValueError:
-                continue  # the bracket, or where a killed process was cut off
-            match event["ph"]:
-                case "M" if event["name"] == "clock":
-                    process.boot = str(event["args"]["boot"])
-                case "M":
-                    process.name = process.name or str(event["args"]["name"])
-                case _:
-                    _add(process, waits, event)
-    return process
 
 
 def _add(process: Process, waits: dict[Any, dict[str, Any]], event: dict[str, Any]) -> None:
@@ -198,28 +149,6 @@ def _deliveries(spans: Iterable[Span], handling: str) -> Iterator[tuple[str, Spa
             open_[span.thread] = span
         elif span.name == handling and "request" in span.facts and span.thread in open_:
             yield span.facts["request"], open_[span.thread]
-
-
-def _fit(processes: Sequence[Process]) -> dict[str, Clock]:
-    """Return how the clocks of other boots differ from the first process's."""
-    ways: dict[tuple[str, str, str], list[float]] = {}
-    for name, sender, sent, receiver, came in messages(processes):
-        if sender.boot != receiver.boot:
-            ways.setdefault((name, sender.boot, receiver.boot), []).append(came.begin_us - sent.end_us)
-    known = {processes[0].boot: Clock(0.0, 0.0)}
-    while True:
-        found = {}
-        for (name, worker, server), there in ways.items():
-            back = ways.get(("wire back", server, worker))
-            if name == "wire there" and back and (worker in known) != (server in known):
-                ahead, error = (min(there) - min(back)) / 2, (min(there) + min(back)) / 2  # of the server's clock
-                if worker in known:
-                    found[server] = Clock(known[worker].shift_us - ahead, known[worker].error_us + error)
-                else:
-                    found[worker] = Clock(known[server].shift_us + ahead, known[server].error_us + error)
-        if not found:
-            return {boot: clock for boot, clock in known.items() if boot != processes[0].boot}
-        known |= found
 
 
 @dataclass(slots=True, kw_only=True)

@@ -53,7 +53,11 @@ class Ring:
         self._parts: list[bytes | memoryview] = []
 
     def span(self, name: str, role: str, begin: int, end: int, kind: str = "X", **facts: Any) -> None:
-        """Note that something lasted from ``begin`` to ``end``, as `zmqps.trace.record.Recorder.span` does."""
+        """Note that something lasted from ``begin`` to ``end``, in nanoseconds of `time.monotonic_ns`.
+
+        Kind ``X`` is work of this thread, in which other work is nested; ``b`` is a wait, which may overlap with
+        anything.
+        """
         detail, flags = 0, WAIT if kind == "b" else 0
         for what in DETAILS[1:]:
             if (said := facts.get(what)) is not None:

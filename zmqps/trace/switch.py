@@ -19,8 +19,8 @@ from zmqps.net.driver import Driver
 from zmqps.net.system.host import boot
 from zmqps.net.transport import Transport
 from zmqps.trace.doors import DOORS, Doors
-from zmqps.trace.record import Labels, OperationOf, WatchedMachine, WatchedTransport
 from zmqps.trace.ring import Ring
+from zmqps.trace.watched import Labels, OperationOf, WatchedMachine, WatchedTransport
 
 log = logging.getLogger("zmqps.trace")
 

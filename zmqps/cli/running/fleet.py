@@ -36,7 +36,6 @@ from zmqps.launch.restarts import Restarts, failed
 from zmqps.logs.handler import VARIABLE as LOG_NODE
 from zmqps.net.system.signals import answered
 from zmqps.nodes.files import Folder
-from zmqps.trace import VARIABLE as TRACE
 
 #: A code that says how a process was ended by a signal begins here, as shells have it.
 SIGNALLED = 128
@@ -237,8 +236,7 @@ class Fleet:
             env["ZMQPS_JOB_SECRET"] = f"{FILES}/job.secret"
         facts = {
             "directory": config.remote_directory, "files": files, "env": env, "workers": len(place.workers),
-            "trace": bool(os.environ.get(TRACE)), "name": host.name, "local": host.is_local,
-            "address": host.address, "interface": host.interface,
+            "name": host.name, "local": host.is_local, "address": host.address, "interface": host.interface,
             "keys": "" if self._keys is None else FOR_NODES if place.has_nodes else FOR_WORKERS,
         }  # fmt: skip
         self._addresses[host.name] = await self._hosts[host.name].set_up(facts)
@@ -451,29 +449,7 @@ class Fleet:
         await end(by_role["worker"], number, grace)
         await end(by_role["coordinator"], signal.SIGTERM, self._config.cluster.goodbye_s)
         await end(by_role["server"], AT_ONCE, GRACE_S)
-        if directory := os.environ.get(TRACE):
-            used = {process.host for process in self._processes}  # others have nothing, and may not even be reached
-            works = [self._fetch(host, Path(directory)) for host in used if not host.gone.is_set()]
-            await asyncio.gather(*works, return_exceptions=True)
         await asyncio.gather(*(host.close() for host in self._hosts.values()))
-
-    async def _fetch(self, host: RemoteHost, directory: Path) -> None:
-        """Bring what was recorded on a host here; say so if not all comes."""
-        files: dict[str, Any] = {}
-        try:
-            with Folder(directory, make=True) as folder, contextlib.ExitStack() as stack:
-
-                def put(name: str, data: bytes) -> None:
-                    name = f"{host.name}-{name.replace('/', '_')}"
-                    if name not in files:
-                        files[name] = stack.enter_context(folder.begin(name))
-                    files[name].write(data)
-
-                async with asyncio.timeout(GRACE_S * 12):
-                    await host.fetch(put)
-        except (PSError, OSError, ValueError) as error:
-            why = str(error) or f"that takes longer than {GRACE_S * 12:g} s"
-            self._log.say("warning", f"not all that {host.name} has recorded is in {directory}: {why}")
 
     # --- what is said ---------------------------------------------------------------------------
 
