@@ -58,8 +58,8 @@ def test_the_sentence_names_model_nodes_limit_and_what_bf16_gives() -> None:
     found = findings(hosts, model=RESNET)
     encrypted = rates("host-a", "host-b", 50e6, 50e6, encrypted=True)
     assert texts(judge(replace(found, rates=[*found.rates, *encrypted]))) == [
-        "all hosts | step | good | ResNet-50 with 4 workers and 2 servers: at best 3.5 s a step, encrypted 8.2 s; "
-        "the wire of host-a is the limit; bf16 would give 1.7 s"
+        "all hosts | step | good | ResNet-50 with 4 workers and 2 servers: at best 3.49 s a step, encrypted 8.18 s; "
+        "the wire of host-a is the limit; bf16 would give 1.75 s"
     ]
 
 
@@ -67,7 +67,7 @@ def test_one_host_is_held_against_wires_one_may_have() -> None:
     [row] = judge(findings((replace(A, servers=2, workers=4),), model=RESNET))
     assert row.found == (
         "ResNet-50 with 4 workers and 2 servers: nothing crosses a wire here; with a host for each, at best "
-        "1.6 s a step at 1 Gbit/s, 0.16 s at 10"
+        "1.64 s a step at 1 Gbit/s, 164 ms at 10"
     )
 
 

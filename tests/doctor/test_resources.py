@@ -26,7 +26,7 @@ def test_a_host_that_is_well_has_good_rows_only() -> None:
         "host-a | memory | good | 64.4 GB of 68.7 GB free",
         "host-a | /dev/shm | good | 34.4 GB of 34.4 GB free",
         "host-a | open files | good | 4096 at most",
-        "host-a | clock | good | 0 µs behind (± 1 ms)",
+        "host-a | clock | good | 0 s behind (± 1 ms)",
         "host-a | GPUs | good | none",
     ]
 

@@ -61,7 +61,7 @@ def test_only_what_listens_on_tcp_is_knocked_at() -> None:
         ([{**SERVER, "endpoint": "tcp://127.0.0.1:7"}, WORKER], {},
          "server 0 | address | wrong | says it is at 127.0.0.1, where other hosts find themselves"),
         ([SERVER, WORKER], {"gone": [{**WORKER, "how": "lost", "ago_s": 60.0}, {**WORKER, "how": "left"}]},
-         "worker 0 | lost | warning | lost 60 s ago, was on b"),
+         "worker 0 | lost | warning | lost 1 min ago, was on b"),
     ],
 )  # fmt: skip
 def test_what_is_not_well_is_said(members: list[dict[str, Any]], status: dict[str, Any], row: str) -> None:

@@ -4,25 +4,11 @@ from __future__ import annotations
 
 import math
 
-import pytest
-
 from tests.top.views import HEALTH
-from zmqps.top.words import health_sentence, number, seconds, size, sparkline, uptime
+from zmqps.top.words import health_sentence, number, sparkline
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(None, ""), (0.0, "0 µs"), (12e-6, "12 µs"), (0.0034, "3.4 ms"), (0.31, "310 ms"), (1.23, "1.2 s"), (42.4, "42 s"),
-     (240, "4 min"), (5400, "1.5 h"), (3 * 86400, "3.0 d"), (math.nan, "")],
-)  # fmt: skip
-def test_durations_take_few_characters(value: float | None, text: str) -> None:
-    assert seconds(value) == text
-    assert len(text) <= 7
-
-
-def test_uptimes_sizes_and_numbers_too() -> None:
-    assert [uptime(s) for s in (12, 184, 7500)] == ["12 s", "3 min 4 s", "2 h 5 min"]
-    assert [size(n) for n in (None, 512, 2.5e6)] == ["", "512 B", "2.5 MB"]
+def test_numbers_take_few_characters() -> None:
     assert [number(x) for x in (None, 0.12345, 12345678.0, math.inf)] == ["", "0.1235", "1.2e+07", "inf"]
     assert [number(x) for x in (7.4512e-8, -12345678.0, math.nan)] == ["7.5e-08", "-1.2e+07", "nan"]
 

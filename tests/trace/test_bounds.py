@@ -44,7 +44,7 @@ def test_wire() -> None:
 def test_where_few_bytes_travel_it_is_the_messages_that_take_the_time() -> None:
     found = steps(1000.0, there=3000.0, back=3000.0, nbytes=2000)  # type: ignore[arg-type]
     assert (found.kind, found.nbytes) == ("wire", pytest.approx(4000))
-    assert "6 ms of it move 4 KB at 667 KB/s" in found.text
+    assert "6 ms of it move 4 kB at 667 kB/s" in found.text
     assert "fewer, larger ones" in found.text
     assert "fewer" not in steps(1000.0, there=3000.0, back=3000.0, nbytes=10_000_000).text  # type: ignore[arg-type]
 

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from zmqps.doctor.rows import Row, Verdict
-from zmqps.errors import CheckpointError, counted, listed, num_bytes, printable
+from zmqps.errors import CheckpointError, ago, counted, listed, num_bytes, printable, seconds
 from zmqps.keys import Entry, moment
 from zmqps.trace.phases import Summary
 from zmqps.trace.pushes import STAGES, PushTrace
@@ -68,7 +68,7 @@ def jobs_table(jobs: Mapping[str, Facts], ended: Sequence[Facts]) -> Table:
         )  # fmt: skip
     for entry in ended:
         if entry["job"] not in jobs:
-            how = Text(f"ended {_duration(entry['ago_s'])} ago: {entry['how']}", "dim")
+            how = Text(f"ended {ago(entry['ago_s'])}: {entry['how']}", "dim")
             _add(table, entry["job"], how, *[""] * 7)
     return table
 
@@ -144,7 +144,7 @@ def health_table(found: Facts) -> Table:
         answered = node["state"] == "answered"
         took = Text(_milliseconds(node["latency_s"])) if answered else Text(node["state"], "bold red")
         late = _milliseconds(node["lag_s"]) if answered else ""
-        seen = "now" if answered else f"{_duration(node['seen_s'])} ago"
+        seen = "now" if answered else ago(node["seen_s"])
         _add(table, f"{node['role']} {node['rank']}", node["job"], node["name"], node["host"], took, late, seen)
     _add(table, "coordinator", "", "", "", "", _milliseconds(found.get("lag_s", 0.0)), "now")
     return table
@@ -200,23 +200,23 @@ def checkpoint_table(one: Checkpoint) -> Table:
     return table
 
 
-def _milliseconds(seconds: float) -> str:
-    return f"{1e3 * seconds:.3f} ms"
+def _milliseconds(value: float) -> str:
+    return f"{1e3 * value:.3f} ms"
 
 
 def _headline(status: Facts) -> Text:
     text = Text.assemble("cluster at ", (status["endpoint"], "bold"), ", ", (status["state"], "green"))
-    text.append(f", up {_duration(status['uptime_s'])}; coordinator: {status['host']}, pid {status['pid']}")
+    text.append(f", up {seconds(status['uptime_s'])}; coordinator: {status['host']}, pid {status['pid']}")
     return text
 
 
 def _nodes(status: Facts) -> Table:
     table = _table("nodes", "node", "job", "name", "host", ">pid", "endpoint", "device", "last sign of life")
     for member in status["members"]:
-        _add(table, *_who(member), f"{_duration(member['silent_s'])} ago")
+        _add(table, *_who(member), ago(member["silent_s"]))
     for member in status["gone"]:
         how = member["how"], "red" if member["how"] == "lost" else ""
-        _add(table, *_who(member), Text.assemble(f"{_duration(member['last_seen_ago_s'])} ago, ", how))
+        _add(table, *_who(member), Text.assemble(f"{ago(member['last_seen_ago_s'])}, ", how))
     return table
 
 
@@ -262,11 +262,3 @@ def _number(counters: Facts, name: str) -> float:
     """Return what a node counts: 0 where it says something else than a number."""
     value = counters.get(name, 0)
     return value if isinstance(value, int | float) else 0
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s"

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from zmqps.doctor.facts import Findings, Host
-from zmqps.doctor.rows import Row, good, span
-from zmqps.errors import counted
+from zmqps.doctor.rows import Row, good
+from zmqps.errors import counted, seconds
 
 #: Bytes of float32, by name: those of `python -m bench`.
 MODELS = {"resnet50": 102_228_128, "gpt2-small": 497_759_232}
@@ -39,16 +39,16 @@ def judge(findings: Findings) -> Iterator[Row]:
     title = f"{TITLES.get(model.name, model.name)} with {nodes}"
     if len(findings.hosts) == 1:
         most = max(model.nbytes, workers * model.nbytes / servers)
-        times = f"{span(most / GIGABIT)} a step at 1 Gbit/s, {span(most / GIGABIT / 10)} at 10"
+        times = f"{seconds(most / GIGABIT)} a step at 1 Gbit/s, {seconds(most / GIGABIT / 10)} at 10"
         text = "nothing crosses a wire here; with a host for each, at best"
         yield good(findings.hosts[0].name, "step", f"{title}: {text} {times}")
         return
     plain, encrypted = (bound(findings, model.nbytes, encrypted=flag) for flag in (False, True))
     if plain is None:
         return
-    found = f"{title}: at best {span(plain.seconds)} a step"
-    found += f", encrypted {span(encrypted.seconds)}" if encrypted else ""
-    found += f"; {plain.wire} is the limit; bf16 would give {span(plain.seconds / 2)}"
+    found = f"{title}: at best {seconds(plain.seconds)} a step"
+    found += f", encrypted {seconds(encrypted.seconds)}" if encrypted else ""
+    found += f"; {plain.wire} is the limit; bf16 would give {seconds(plain.seconds / 2)}"
     yield good("all hosts", "step", found)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from zmqps.doctor.facts import Code, CodeFacts, Findings
-from zmqps.doctor.rows import Row, everywhere, good, those, warning, wrong
-from zmqps.errors import RSYNC
+from zmqps.doctor.rows import Row, everywhere, good, warning, wrong
+from zmqps.errors import RSYNC, joined
 
 HERE = "this host"
 COPY = "share the directory, or copy the script's folder with --sync-code"
@@ -42,7 +42,7 @@ def _directory(
     for problem in dict.fromkeys(problems.values()):
         names = [name for name in problems if problems[name] == problem]
         advice = f"{COPY}, or name another with --remote-directory" if not code.copied else "make it there"
-        yield row(those(names), "directory", f"{code.directory}: {problem}", advice)
+        yield row(joined(names), "directory", f"{code.directory}: {problem}", advice)
     if looked_at and not problems:
         yield good(everywhere([*looked_at]), "directory", f"{code.directory} is there")
 
@@ -53,10 +53,10 @@ def _script(code: Code, given: Mapping[str, CodeFacts]) -> Iterator[Row]:
     missing = [name for name, found in given.items() if not found.script and not found.problem]
     others = [name for name, found in given.items() if found.script and found.script != code.here.script]
     if missing:
-        yield wrong(those(missing), "script", f"there is no {code.script}", COPY)
+        yield wrong(joined(missing), "script", f"there is no {code.script}", COPY)
     if others:
         advice = "copy it there, or the whole folder with --sync-code"
-        yield warning(those(others), "script", f"{code.script} is not as it is here", advice)
+        yield warning(joined(others), "script", f"{code.script} is not as it is here", advice)
     if not missing and not others and not any(found.problem for found in given.values()):
         yield good(everywhere([*given]), "script", f"{code.script} is the same as here")
 
@@ -65,13 +65,13 @@ def _rsync(code: Code, ends: Mapping[str, CodeFacts]) -> Iterator[Row]:
     """Yield what is wrong with rsync where it is needed; else say where it is, as one may want to copy."""
     unfit = {name: found.rsync or "none" for name, found in ends.items() if not _is_recent(found.rsync)}
     for version in dict.fromkeys(unfit.values()):
-        names = those(name for name in unfit if unfit[name] == version)
+        names = joined(name for name in unfit if unfit[name] == version)
         if code.copied:
             yield wrong(names, "rsync", version, f"install the package rsync there, {RSYNC} or newer")
         else:
             yield good(names, "rsync", f"{version}; only --sync-code needs it, {RSYNC} or newer")
     if not unfit:
-        yield good(everywhere(["all hosts"]), "rsync", those(dict.fromkeys(found.rsync for found in ends.values())))
+        yield good(everywhere(["all hosts"]), "rsync", joined(dict.fromkeys(found.rsync for found in ends.values())))
 
 
 def _is_recent(version: str) -> bool:

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import PurePath
 
 from zmqps.doctor.facts import Findings, Host, KeyFile
-from zmqps.doctor.rows import Row, good, those, warning, wrong
-from zmqps.errors import counted
+from zmqps.doctor.rows import Row, good, warning, wrong
+from zmqps.errors import counted, joined
 from zmqps.net.keyring import AUTHORIZED, CLUSTER_PUBLIC, CLUSTER_SECRET
 
 #: What others than the owner may do with a file. Root's may be read by a group: so it hands keys to a service.
@@ -91,7 +91,7 @@ def _files(host: Host, copies: _Copies) -> Iterator[Row]:
         yield wrong(host.name, "keys", f"no {folder}", advice)
     elif missing:
         advice = copies.command(source, host, *missing) if source else "take all that zmqps keys create has made"
-        yield wrong(host.name, "keys", f"no {those(missing)} in {folder}", advice)
+        yield wrong(host.name, "keys", f"no {joined(missing)} in {folder}", advice)
     fine = bool(files) and not missing
     for file in files:
         if file.roots and file.folder and not file.own:

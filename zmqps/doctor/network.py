@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from zmqps.doctor.facts import Findings, Reach
-from zmqps.doctor.rows import Row, Verdict, everywhere, good, those, warning, wrong
+from zmqps.doctor.rows import Row, Verdict, everywhere, good, warning, wrong
+from zmqps.errors import joined
 
 FREE = "any free port"
 RESOLVE = "enter it in DNS or /etc/hosts, or write its address in the hosts file"
@@ -50,18 +51,18 @@ def _names(findings: Findings) -> Iterator[Row]:
         without = [host for host, found in answers.items() if not found]
         if without:
             fine = False
-            yield row(those(without), "names", f"cannot resolve {name}", RESOLVE)
+            yield row(joined(without), "names", f"cannot resolve {name}", RESOLVE)
         if astray := [host for host, found in answers.items() if host != name and any(map(is_loopback, found))]:
             fine = False
             yield row(
-                those(astray), "names", f"{name} leads to {answers[astray[0]][0]}, back to the host that asks", RESOLVE
+                joined(astray), "names", f"{name} leads to {answers[astray[0]][0]}, back to the host that asks", RESOLVE
             )
         elif any(map(is_loopback, answers.get(name, []))):
             fine = False
             advice = "take that line out of its /etc/hosts, or start its nodes with --interface or --advertise"
             yield warning(name, "names", f"calls itself {answers[name][0]}, where no other host reaches it", advice)
     if fine:
-        yield good(everywhere([*findings.facts]), "names", f"every host can resolve {those(names)}")
+        yield good(everywhere([*findings.facts]), "names", f"every host can resolve {joined(names)}")
 
 
 # --- ports ------------------------------------------------------------------------------------
@@ -101,12 +102,12 @@ def named(ports: Iterable[int]) -> str:
         else:
             runs.append([port])
     texts = [str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs]
-    return those([*texts, *([FREE] if 0 in ports else [])], most=8)
+    return joined([*texts, *([FREE] if 0 in ports else [])], most=8)
 
 
 def unreachable(target: str, problem: str, reaches: list[Reach], addresses: Mapping[str, str]) -> Row:
     """Return the row of what cannot be reached: from where, and why."""
-    sources = those(dict.fromkeys(reach.source for reach in reaches))
+    sources = joined(dict.fromkeys(reach.source for reach in reaches))
     ports = list(dict.fromkeys(reach.port for reach in reaches))
     address = addresses.get(target, target)
     found, advice = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from zmqps.doctor.facts import Findings, Host, HostFacts
-from zmqps.doctor.rows import Row, good, span, warning, wrong
-from zmqps.errors import counted, host_advice, num_bytes
+from zmqps.doctor.rows import Row, good, warning, wrong
+from zmqps.errors import counted, host_advice, num_bytes, seconds
 
 #: More than this share of the processors busy already, and a run is slowed down.
 BUSY = 0.5
@@ -126,7 +126,7 @@ def _clock(host: Host, findings: Findings) -> Iterator[Row]:
     if clock is None or not host.login:  # this host's own
         return
     way = "ahead" if clock.ahead_s > 0 else "behind"
-    found = f"{span(abs(clock.ahead_s))} {way} (± {span(clock.error_s)})"
+    found = f"{seconds(abs(clock.ahead_s))} {way} (± {seconds(clock.error_s)})"
     if abs(clock.ahead_s) - clock.error_s > CLOCK_WARNING_S:
         advice = "keep the clocks together with chrony or systemd-timesyncd: logs are merged by time"
         yield warning(host.name, "clock", found, advice)

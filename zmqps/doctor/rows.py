@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -55,21 +55,6 @@ def wrong(where: str, check: str, found: str, advice: str) -> Row:
     return Row(where=where, check=check, verdict=Verdict.WRONG, found=found, advice=advice)
 
 
-def those(names: Iterable[str], most: int = 5) -> str:
-    """Return names in a row: ``host-a``, ``host-a and host-b``, ``host-a, host-b and 7 more``."""
-    names = list(names)
-    if len(names) > most:
-        return f"{', '.join(names[:most])} and {len(names) - most} more"
-    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1] if names else "")))
-
-
 def everywhere(names: Sequence[str]) -> str:
     """Return what a row about all hosts is headed with."""
     return names[0] if len(names) == 1 else "all hosts"
-
-
-def span(seconds: float) -> str:
-    """Return a duration in words: 85 µs, 1.2 ms, 3.4 s."""
-    if seconds < 1e-3:
-        return f"{1e6 * seconds:.0f} µs"
-    return f"{1e3 * seconds:.2g} ms" if seconds < 0.1 else f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"

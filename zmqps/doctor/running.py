@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 
 from zmqps.doctor.facts import Cluster, Findings, Reach
 from zmqps.doctor.network import RESOLVE, is_loopback, unreachable
-from zmqps.doctor.rows import Row, good, span, those, warning, wrong
-from zmqps.errors import counted, printable
+from zmqps.doctor.rows import Row, good, warning, wrong
+from zmqps.errors import ago, counted, joined, printable, seconds
 
 #: A node says something every second unless told otherwise; so much silence is no accident.
 SILENT_S = 3.0
@@ -39,7 +39,7 @@ def judge(findings: Findings) -> Iterator[Row]:
     fine = [name for name in dict.fromkeys(r.target for r in reached) if name not in {target for target, _ in failed}]
     if fine:
         slowest = max(reach.latency_s for reach in reached)
-        yield good(those(fine), "reachable", f"from every host, within {span(slowest)}")
+        yield good(joined(fine), "reachable", f"from every host, within {seconds(slowest)}")
 
 
 def nodes(cluster: Cluster) -> Iterator[tuple[str, str]]:
@@ -103,7 +103,7 @@ def _status(status: Mapping[str, Any]) -> Iterator[Row]:
     for member in members:
         silent = _seconds(member, "silent_s")
         if silent > SILENT_S:
-            found = f"no sign of life for {span(silent)}"
+            found = f"no sign of life for {seconds(silent)}"
             yield warning(
                 _name(member), "silence", found, f"see its log, and whether {member.get('host')} is reachable"
             )
@@ -113,7 +113,7 @@ def _status(status: Mapping[str, Any]) -> Iterator[Row]:
             yield wrong(_name(member), "address", found, "start it with --interface or --advertise")
     lost = [member for member in gone if member.get("how") == "lost"]
     for member in lost[-MAX_GONE:]:
-        found = f"lost {span(_seconds(member, 'ago_s'))} ago, was on {member.get('host')}"
+        found = f"lost {ago(_seconds(member, 'ago_s'))}, was on {member.get('host')}"
         yield warning(
             _name(member), "lost", found, "see its log for why; the coordinator's says what became of the job"
         )

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from zmqps.doctor.facts import Findings
-from zmqps.doctor.rows import Row, everywhere, good, those, warning, wrong
-from zmqps.errors import SAME_VERSION
+from zmqps.doctor.rows import Row, everywhere, good, warning, wrong
+from zmqps.errors import SAME_VERSION, joined
 
 #: Shown where all are the same; the others only where they differ.
 SHOWN = ("zmqps", "Python", "libzmq", "pyzmq", "numpy", "msgpack", "numba")
@@ -53,11 +53,11 @@ def _difference(name: str, found: Mapping[str, str], compared: Mapping[str, str]
     [(usual, _)] = Counter(compared.values()).most_common(1)
     others = {host: found[host] for host in found if compared[host] != usual}
     shown = next(found[host] for host in found if compared[host] == usual)
-    texts = [f"{text} on {those(host for host in others if others[host] == text)}" for text in _unique(others)]
+    texts = [f"{text} on {joined(host for host in others if others[host] == text)}" for text in _unique(others)]
     fails, advice = ADVICE[name]
     row = wrong if fails else warning
     return row(
-        those(others), name, f"{', '.join(texts)}; {shown} on {those(h for h in found if h not in others)}", advice
+        joined(others), name, f"{', '.join(texts)}; {shown} on {joined(h for h in found if h not in others)}", advice
     )
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from zmqps.doctor.facts import Findings, HostFacts, Interface, Rate
-from zmqps.doctor.rows import Row, good, span, warning, wrong
-from zmqps.errors import num_bytes
+from zmqps.doctor.rows import Row, good, warning, wrong
+from zmqps.errors import num_bytes, seconds
 
 #: Of a wire TCP leaves 94 %; much less, and something is the matter.
 SLOW = 0.6
@@ -61,7 +61,7 @@ def _pair(findings: Findings, one: str, other: str) -> Row:
     ends = {end for r in reaches for end in ((r.source, r.near), (r.target, r.far))}
     interfaces = [i for name, address in sorted(ends) if (i := interface_of(findings.facts.get(name), address))]
     wire = min((i.speed_mbit * BYTES_PER_MBIT for i in interfaces if i.speed_mbit > 0), default=0.0)
-    found = f"{span(latency)}, {_speeds(plain)}"
+    found = f"{seconds(latency)}, {_speeds(plain)}"
     found += f", encrypted {_speeds(encrypted)}" if encrypted else ""
     found += f"; the interface can {num_bytes(wire)}/s" if wire else ""
     speeds = [rate.nbytes_per_s for rate in plain]

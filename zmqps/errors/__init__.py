@@ -134,7 +134,7 @@ from zmqps.errors.training import (
     UnknownParameterError,
     VersionError,
 )
-from zmqps.words import counted, is_short, listed, num_bytes, presented, printable
+from zmqps.words import ago, counted, is_short, joined, listed, num_bytes, presented, printable, seconds
 
 __all__ = [
     "BY_CODE",
@@ -199,14 +199,17 @@ __all__ = [
     "UnusableHostError",
     "VersionError",
     "WrongPeerError",
+    "ago",
     "counted",
     "from_wire",
     "host_advice",
     "is_short",
+    "joined",
     "listed",
     "num_bytes",
     "presented",
     "printable",
+    "seconds",
 ]
 
 

@@ -15,11 +15,11 @@ from textual.containers import VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Static
 
-from zmqps.errors import PSError
+from zmqps.errors import PSError, ago, seconds
 from zmqps.top.columns import job_columns, node_columns
 from zmqps.top.model import Model, NodeRow, details, read
 from zmqps.top.source import EVERY_S, Source
-from zmqps.top.words import health_sentence, seconds
+from zmqps.top.words import health_sentence
 
 #: Lines of sentences above the tables, and rows of jobs: the rest of 24 lines is for nodes.
 MOST_SENTENCES, MOST_JOBS = 3, 5
@@ -319,7 +319,7 @@ def health_lines(found: Mapping[str, Any]) -> list[str]:
         answered = node["state"] == "answered"
         took = seconds(node["latency_s"]) if answered else node["state"]
         late = seconds(node["lag_s"]) if answered else ""
-        seen = "now" if answered else f"{seconds(node['seen_s'])} ago"
+        seen = "now" if answered else ago(node["seen_s"])
         title = f"{node['role']} {node['rank']}"
         lines.append(f"{title:<12}{node['host'][:15]:<16}{took:>15}{late:>11}{seen:>9}")
     if found.get("left_out"):

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from zmqps.errors import ago, num_bytes, seconds
 from zmqps.top.model import JobRow, NodeRow
-from zmqps.top.words import number, seconds, size
+from zmqps.top.words import number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +52,7 @@ def _percent(value: float | None) -> str:
 
 
 def _seen(node: NodeRow) -> str:
-    return "" if node.seen_s is None else seconds(node.seen_s) if node.seen_s >= 0.95 else "now"
+    return "now" if node.seen_s is not None and node.seen_s < 0.95 else ago(node.seen_s).removesuffix(" ago")
 
 
 def _step(node: NodeRow) -> str:
@@ -66,17 +67,19 @@ def node_columns(width: int, nodes: Sequence[NodeRow]) -> list[Column]:
     """Return the columns of the table of nodes."""
     several = len({node.job for node in nodes if node.job}) > 1
     longest = min(14, max([4, *(len(node.host) for node in nodes)]))
+    step_width = 1 + max([12, *(len(_step(node)) for node in nodes)])
+    seen_width = 1 + max([7, *(len(_seen(node)) for node in nodes)])
     columns = [
         Column(title="node", width=12, text=lambda node: node.title, style=_alarm),
         *([Column(title="job", width=9, text=lambda node: node.job[:8], rank=4)] if several else []),
         Column(title="host", width=longest + 1, text=lambda node: node.host[:longest], rank=6),
         Column(title="cpu", width=6, text=lambda node: _percent(node.cpu), right=True, rank=2),
-        Column(title="memory", width=8, text=lambda node: size(node.rss), right=True, rank=3),
-        Column(title="out/s", width=8, text=lambda node: size(node.sent), right=True, rank=5),
-        Column(title="in/s", width=8, text=lambda node: size(node.received), right=True, rank=5),
-        Column(title="step", width=13, text=_step, right=True, style=_alarm),
+        Column(title="memory", width=8, text=lambda node: num_bytes(node.rss), right=True, rank=3),
+        Column(title="out/s", width=8, text=lambda node: num_bytes(node.sent), right=True, rank=5),
+        Column(title="in/s", width=8, text=lambda node: num_bytes(node.received), right=True, rank=5),
+        Column(title="step", width=step_width, text=_step, right=True, style=_alarm),
         Column(title="stale", width=6, text=lambda node: number(node.staleness)[:5], right=True, rank=7),
-        Column(title="seen", width=8, text=_seen, right=True, style=_alarm),
+        Column(title="seen", width=seen_width, text=_seen, right=True, style=_alarm),
     ]
     chosen = fitting(columns, width)
     if (left := width - sum(column.width for column in chosen)) > 10:

@@ -12,8 +12,8 @@ from math import isfinite
 from statistics import median
 from typing import Any
 
-from zmqps.errors import counted
-from zmqps.top.words import number, seconds, sparkline, uptime
+from zmqps.errors import ago, counted, seconds
+from zmqps.top.words import number, sparkline
 
 #: A worker whose steps take so many times as long as the median of the others is called slow.
 SLOW = 1.5
@@ -240,7 +240,7 @@ def _headline(status: Facts) -> str:
     members = [str(_map(member).get("role")) for member in _list(status.get("members"))]
     there = [counted(members.count(role), role) for role in ("server", "worker", "observer") if role in members]
     up = _float(status.get("uptime_s"))
-    parts = [str(status.get("state", "")), f"up {uptime(up)}" if up is not None else "", *there]
+    parts = [str(status.get("state", "")), f"up {seconds(up)}" if up is not None else "", *there]
     return " · ".join(part for part in parts if part)
 
 
@@ -248,7 +248,7 @@ def details(node: NodeRow) -> list[str]:
     """Return all that is known of a node, a line each."""
     lines = [
         f"{node.title}{f' of job {node.job!r}' if node.job else ''}: {node.name}",
-        f"host {node.host}, pid {node.pid}, last sign of life {seconds(node.seen_s)} ago",
+        f"host {node.host}, pid {node.pid}, last sign of life {ago(node.seen_s)}",
     ]
     if node.slow_by is not None:
         lines.append(f"its steps take {node.slow_by:.1f} × the median of the others")

@@ -7,7 +7,7 @@ from itertools import pairwise
 from math import isfinite
 from typing import Any
 
-from zmqps.errors import counted, listed, num_bytes
+from zmqps.errors import counted, listed, seconds
 
 #: From the least to the most.
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -15,35 +15,6 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 MOST_NAMED = 6
 #: What a column has room for; of a longer one the exponent would be cut.
 MAX_NUMBER_CHARS = 8
-
-
-def seconds(value: float | None) -> str:
-    """Return a duration: 12 µs, 3.4 ms, 1.2 s, 4 min; nothing where it is not known."""
-    if value is None or not isfinite(value):
-        return ""
-    if value < 1e-3:
-        return f"{1e6 * value:.0f} µs"
-    if value < 1.0:
-        return f"{1e3 * value:.3g} ms" if value < 0.9995 else "1 s"
-    if value < 60:
-        return f"{value:.2g} s" if value < 9.95 else f"{value:.0f} s"
-    if value < 3600:
-        return f"{value / 60:.0f} min"
-    return f"{value / 3600:.1f} h" if value < 48 * 3600 else f"{value / 86400:.1f} d"
-
-
-def uptime(value: float) -> str:
-    """Return how long something has been there: 12 s, 3 min 4 s, 2 h 5 min."""
-    minutes, rest = divmod(int(value), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes} min"
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
-
-
-def size(value: float | None) -> str:
-    """Return a number of bytes; nothing where it is not known."""
-    return "" if value is None or not isfinite(value) else num_bytes(value)
 
 
 def number(value: float | None) -> str:

@@ -15,6 +15,7 @@ from itertools import chain, pairwise
 
 import numpy as np
 
+from zmqps.errors import num_bytes, seconds
 from zmqps.trace.intervals import Interval, Intervals, difference, intersection, length, union
 from zmqps.trace.merge import Process, Trace
 from zmqps.trace.phases import OPERATIONS
@@ -87,7 +88,7 @@ def bound(trace: Trace) -> Bound | None:
 def _said(steps: WorkerSteps, everybody: Sequence[WorkerSteps]) -> Bound:
     took = steps.took_us
     kind = max(took, key=lambda name: took[name])
-    step, share = _ms(steps.step_us), _ms(took[kind])
+    step, share = _time(steps.step_us), _time(took[kind])
     least = took[kind]
     who = steps.worker.title
     if kind == "compute":
@@ -100,8 +101,8 @@ def _said(steps: WorkerSteps, everybody: Sequence[WorkerSteps]) -> Bound:
     elif kind == "wire":
         least = steps.fastest.get(kind, took[kind])
         text = (
-            f"A step of {step} is bound by the wire: {share} of it move {_size(steps.nbytes)} at "
-            f"{_rate(steps.nbytes, took[kind])}; the wire's bound is {_ms(least)}, as in the quickest step seen"
+            f"A step of {step} is bound by the wire: {share} of it move {num_bytes(steps.nbytes)} at "
+            f"{_rate(steps.nbytes, took[kind])}; the wire's bound is {_time(least)}, as in the quickest step seen"
         )
         if steps.nbytes < FEW_NBYTES:
             text += "; so few bytes take no time, but messages do: fewer, larger ones, or more to compute between them"
@@ -118,7 +119,7 @@ def _said(steps: WorkerSteps, everybody: Sequence[WorkerSteps]) -> Bound:
             "codec": ("the codec", "encode and decode arrays", "raw does without"),
         }[kind]
         text = (
-            f"A step of {step} is bound by {what[0]}: {share} of it {what[1]}; its bound is {_ms(least)}, as in the "
+            f"A step of {step} is bound by {what[0]}: {share} of it {what[1]}; its bound is {_time(least)}, as in the "
             f"quickest step seen, and {what[2]}"
         )
     return Bound(
@@ -135,8 +136,8 @@ def _waiting(steps: WorkerSteps, everybody: Sequence[WorkerSteps]) -> Bound:
     if name and share >= STRAGGLER * total:
         kind, who = "straggler", name
         text = (
-            f"A step of {_ms(step)} is bound by a straggler: it waits {_ms(waited)} for others, {share / total:.0%} of "
-            f"that for {name}; without waiting it would take {_ms(others)}"
+            f"A step of {_time(step)} is bound by a straggler: it waits {_time(waited)} for others, "
+            f"{share / total:.0%} of that for {name}; without waiting it would take {_time(others)}"
         )
     else:
         kind, who = "barrier", steps.worker.title
@@ -144,9 +145,9 @@ def _waiting(steps: WorkerSteps, everybody: Sequence[WorkerSteps]) -> Bound:
         by_time = sorted(steps.waited_for.items(), key=lambda item: -item[1])
         last = ", ".join(f"{who} {part / total:.0%}" for who, part in by_time[:3])
         text = (
-            f"A step of {_ms(step)} is bound by the barrier: it waits {_ms(waited)} for others"
-            f"{f', not for one alone ({last})' if last else ''}; without waiting it would take {_ms(others)}, the "
-            f"slowest worker's {_ms(slowest)}"
+            f"A step of {_time(step)} is bound by the barrier: it waits {_time(waited)} for others"
+            f"{f', not for one alone ({last})' if last else ''}; without waiting it would take {_time(others)}, the "
+            f"slowest worker's {_time(slowest)}"
         )
     return Bound(
         kind=kind, step_s=step / 1e6, took_s=waited / 1e6, bound_s=others / 1e6, nbytes=steps.nbytes, worker=who,
@@ -308,15 +309,9 @@ def _prefix(process: Process) -> str | None:
     return None
 
 
-def _ms(us: float) -> str:
-    return f"{us / 1e3:.3g} ms"
-
-
-def _size(nbytes: float) -> str:
-    """Return a number of bytes in the unit that suits it."""
-    unit = next((size, name) for size, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "KB"), (0.0, "")) if nbytes >= size)
-    return f"{nbytes / unit[0]:.3g} {unit[1]}" if unit[1] else f"{nbytes:.0f} bytes"
+def _time(us: float) -> str:
+    return seconds(us / 1e6)
 
 
 def _rate(nbytes: float, us: float) -> str:
-    return f"{_size(nbytes / us * 1e6)}/s" if us else "any speed"
+    return f"{num_bytes(nbytes / us * 1e6)}/s" if us else "any speed"

@@ -79,7 +79,7 @@ const Page = {
     const since = Page.answeredAt / 1000;
     const box = document.getElementById("silence");
     const why = error instanceof TypeError || error.name === "TimeoutError" ? "" : ` (${error.message})`;
-    box.textContent = `The coordinator does not answer since ${Words.clock(since)}, ${Words.seconds(Date.now() / 1000 - since)} ago${why}. What is below is what it said then; this page asks again each second.`;
+    box.textContent = `The coordinator does not answer since ${Words.clock(since)}, ${Words.ago(Date.now() / 1000 - since)}${why}. What is below is what it said then; this page asks again each second.`;
     box.hidden = false;
   },
 

@@ -15,29 +15,40 @@ const Words = {
     document.getElementById(id).replaceChildren(...inside);
   },
 
+  /** A number with three digits, without zeros at their end. */
+  brief(number) {
+    return String(Number(number.toPrecision(3)));
+  },
+
+  // The next three say what zmqps/words.py says.
+
   nbytes(number) {
     if (!Number.isFinite(number)) return "";
-    const units = ["B", "kB", "MB", "GB", "TB", "PB"];
+    if (number < 999.5) return `${Math.round(number)} B`;
+    const units = ["B", "kB", "MB", "GB", "TB", "PB", "EB"];
     let at = 0;
-    while (Math.abs(number) >= 1000 && at < units.length - 1) { number /= 1000; at += 1; }
-    return `${at ? number.toPrecision(3) : Math.round(number)} ${units[at]}`;
+    while (number >= 999.5 && at < units.length - 1) { number /= 1000; at += 1; }
+    return `${Words.brief(number)} ${units[at]}`;
   },
 
   seconds(number) {
     if (!Number.isFinite(number)) return "";
+    if (number < 0) return `-${Words.seconds(-number)}`;
     if (number === 0) return "0 s";
-    if (number < 0.001) return `${Math.round(number * 1e6)} µs`;
-    if (number < 1) return `${(number * 1000).toPrecision(3)} ms`;
-    if (number < 60) return `${number.toPrecision(3)} s`;
-    if (number < 3600) return `${Math.floor(number / 60)} min ${Math.round(number % 60)} s`;
-    if (number < 86400) return `${Math.floor(number / 3600)} h ${Math.round((number % 3600) / 60)} min`;
-    return `${Math.floor(number / 86400)} d ${Math.round((number % 86400) / 3600)} h`;
+    if (number * 1e6 < 999.5) return `${Words.brief(number * 1e6)} µs`;
+    if (number * 1e3 < 999.5) return `${Words.brief(number * 1e3)} ms`;
+    if (number < 59.95) return `${Words.brief(number)} s`;
+    for (const [most, count, unit, each, part] of [[60, 60, "min", 1, "s"], [24, 60, "h", 60, "min"], [1000, 24, "d", 3600, "h"]]) {
+      const parts = Math.round(number / each), whole = Math.floor(parts / count), rest = parts % count;
+      if (whole < most) return rest ? `${whole} ${unit} ${rest} ${part}` : `${whole} ${unit}`;
+    }
+    return "over 999 d";
   },
 
   /** How long ago something was: a tenth of a second is as much as anybody reads. */
   ago(number) {
     if (!Number.isFinite(number)) return "";
-    return number < 9.95 ? `${number.toFixed(1)} s ago` : number < 60 ? `${Math.round(number)} s ago` : `${Words.seconds(number)} ago`;
+    return Math.abs(number) < 9.95 ? `${number.toFixed(1)} s ago` : `${Words.seconds(Math.round(number))} ago`;
   },
 
   /** A number at an axis: its words without the zeros at their end. */
