@@ -111,7 +111,7 @@ if __name__ == "__main__":
     parser.add_argument("--replicas", type=int, default=2, help="copies of the model, two processes each")
     parser.add_argument("--passes", type=int, default=10, help="passes over the training data")
     parser.add_argument("--batch", type=int, default=16, help="images per step and replica")
-    parser.add_argument("--codec", default="raw", help="of the activations: raw, bf16, fp16, int8")
+    parser.add_argument("--codec", default="raw", help="of the activations: one for values, such as bf16")
     parser.add_argument("--coordinator", metavar="ADDRESS", help="by default a cluster is started, and all stages")
     parser.add_argument("--replica", type=int, default=0, help="which copy this process is a part of")
     parser.add_argument("--stage", choices=["first", "second"], help="which part")

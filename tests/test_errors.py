@@ -88,6 +88,7 @@ NUMBERS = {
     "Z024": "StaleEpochError",
     "Z025": "SliceRangeError",
     "Z026": "LedgerError",
+    "Z027": "CodecError",
     "Z030": "UnusableHostError",
     "Z031": "ProgramMissingError",
     "Z040": "JobError",

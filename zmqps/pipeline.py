@@ -96,8 +96,8 @@ class Channel:
         arrays : mapping of str to array
             Booleans, integers and floats of any shape.
         codec : Codec or str, optional
-            How float32 and float64 travel: ``raw``, ``bf16``, ``fp16`` or ``int8``; by default the
-            channel's. What is small goes raw.
+            How float32 and float64 travel, one without error feedback; by default the channel's. What is
+            small goes raw.
         timeout : float, optional
             Seconds to wait for the other stage, or for it to read what was sent before; by default
             the channel's.

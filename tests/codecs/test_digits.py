@@ -17,12 +17,13 @@ import numpy as np
 import pytest
 
 import zmqps
+from tests.codecs.cases import AS_NAMED
 from tests.net.cluster import running
 from zmqps import codecs
 from zmqps.optim import adam, make_kernel, scale_linearly
 
-#: As a user would choose them for a model as small as this.
-CODECS = ("bf16", "fp16", "int8", "int8:stochastic", "twobit", "onebit", "topk")
+#: As users name them.
+CODECS = [name for name in AS_NAMED if name != "raw"]
 POINT = 0.01
 WORKERS = 2
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.codecs.cases import DTYPES, EDGES, SIZES, gradient
+from tests.codecs.cases import CHECKABLE, DTYPES, EDGES, PORTABLE, SIZES, gradient
 from tests.devices import NewDevice, on_device, on_every_device, on_host
 from zmqps import codecs
 from zmqps.errors import ProtocolError
-
-PORTABLE = ["bf16", "fp16", "int8:block=100", "int8:block=16,stochastic", "topk:fraction=0.1", "topk:fraction=1.0"]
 
 
 @on_every_device
@@ -38,12 +36,15 @@ def test_a_device_writes_the_bytes_of_the_processor_and_reads_them(
             np.testing.assert_array_equal(on_host(device, array), codec.decode(blob, values.size, dtype)[0])
 
 
-def test_what_sums_floats_is_left_to_the_processor() -> None:
-    assert {name for name in ("onebit", "twobit", *PORTABLE) if not codecs.parse(name).portable} == {"onebit", "twobit"}
+def test_a_codec_says_for_itself_whether_its_bits_are_the_same_everywhere() -> None:
+    assert {name for name, cls in codecs.CODECS.items() if "portable" not in vars(cls)} == set()
+    assert not codecs.onebit().portable, "it sums floats"
+    with pytest.raises(TypeError, match=r"Mine lacks `portable`: True, if it gives the same bits on every device"):
+        type("Mine", (type(codecs.bf16()),), {"name": "mine"})
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("spec", ["bf16", "fp16", "int8:block=100", "topk:fraction=0.3"])
+@pytest.mark.parametrize("spec", CHECKABLE)
 def test_a_check_accepts_what_decoding_accepts(spec: str, dtype: str) -> None:
     codec = codecs.parse(spec)
     for size in SIZES:
@@ -57,7 +58,7 @@ def test_a_check_accepts_what_decoding_accepts(spec: str, dtype: str) -> None:
         blob[-1] = 0x80
         with pytest.raises(ProtocolError, match="-128"):
             codec.check_blob(blob, 10, dtype)
-    if spec.startswith("topk"):
+    if spec == "topk:fraction=1.0":
         for indices in ([3, 3], [4, 1], [1, 10]):
             blob = codec.encode(np.ones(10, dtype))
             blob[4:12].view(np.uint32)[:] = indices

@@ -1,4 +1,4 @@
-"""Error bounds of the codecs that round: bf16, fp16 and int8."""
+"""Error bounds of the codecs that round."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from tests.codecs.cases import BACKENDS, DTYPES, gradient
+from tests.codecs.cases import BACKENDS, CASES, DTYPES, Case, gradient
 from zmqps import codecs
 
 
@@ -21,28 +21,28 @@ def round_trip(codec: codecs.Codec, values: np.ndarray, **options) -> np.ndarray
     return codec.decode(codec.encode(values, **options), values.size, values.dtype)[0]
 
 
-@hypothesis.given(floats(float(np.finfo(np.float32).max)), st.sampled_from(DTYPES))
-def test_bf16_is_within_half_a_step(values: np.ndarray, dtype: str) -> None:
-    values = values.astype(dtype)
-    error = np.abs(round_trip(codecs.bf16(), values).astype(np.float64) - values)
-    assert (error <= np.maximum(2.0**-8 * np.abs(values), 2.0**-134)).all()
+def test_what_has_no_error_feedback_has_a_bound() -> None:
+    assert [case.spec for case in CASES if case.error is None and not case.codec.error_feedback] == []
 
 
-@hypothesis.given(floats(65504.0), st.sampled_from(DTYPES))
-def test_fp16_is_within_half_a_step(values: np.ndarray, dtype: str) -> None:
-    values = values.astype(dtype)
-    error = np.abs(round_trip(codecs.fp16(), values).astype(np.float64) - values)
-    assert (error <= np.maximum(2.0**-11 * np.abs(values), 2.0**-25)).all()
+@pytest.mark.parametrize("case", [case for case in CASES if case.error is not None], ids=lambda case: case.spec)
+@hypothesis.given(data=st.data(), dtype=st.sampled_from(DTYPES))
+def test_an_error_is_within_its_bound(case: Case, data: st.DataObject, dtype: str) -> None:
+    assert case.error is not None
+    values = data.draw(floats(case.largest)).astype(dtype)
+    error = np.abs(round_trip(case.codec, values).astype(np.float64) - values)
+    assert (error <= case.error(values.astype(np.float64))).all()
 
 
-@hypothesis.given(floats(float(np.finfo(np.float32).max)), st.sampled_from(DTYPES), st.booleans())
-def test_int8_is_within_half_a_step_or_stochastic_within_one(values: np.ndarray, dtype: str, stochastic: bool) -> None:
-    values = values.astype(dtype)
-    for start in range(0, values.size, 16):
-        block = values[start : start + 16]
-        step = np.abs(block.astype(np.float64)).max() / 127
-        error = np.abs(round_trip(codecs.int8(16, stochastic), block).astype(np.float64) - block)
-        assert (error <= step * ((1.0 if stochastic else 0.5) + 1e-4) + 1.5e-36).all()
+@pytest.mark.parametrize("case", [case for case in CASES if case.error is not None], ids=lambda case: case.spec)
+def test_what_is_beyond_the_largest_becomes_it(case: Case) -> None:
+    values = np.array([2.0, -2.0, 1e6, -1e6], np.float64) * case.largest
+    with np.errstate(over="ignore"):
+        values = np.clip(values, -np.finfo(np.float32).max, np.finfo(np.float32).max).astype(np.float32)
+    expected = np.copysign(case.largest, values)
+    error = np.abs(round_trip(case.codec, values).astype(np.float64) - expected)
+    assert case.error is not None
+    assert (error <= case.error(expected)).all()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

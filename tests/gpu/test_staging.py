@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.codecs.cases import FOR_VALUES, LOSSY
 from tests.core.machines import assign, errors, peer, sent, ticketed
 from tests.core.server.scarcity import copies_of
 from tests.core.server.test_machine import Server
@@ -287,12 +288,10 @@ def test_a_device_that_is_just_large_enough_trains_without_more() -> None:
 
 # --- codecs -----------------------------------------------------------------------------------------
 
-CODECS = ["bf16", "fp16", "int8:block=32", "int8:stochastic", "topk:fraction=0.1", "topk:fraction=1.0", "twobit"]
-
 
 @on_every_device
 @pytest.mark.parametrize("checked", [True, False])
-@pytest.mark.parametrize("spec", CODECS)
+@pytest.mark.parametrize("spec", LOSSY)
 def test_gradients_in_a_codec_change_the_same(spec: str, checked: bool, new_device: NewDevice) -> None:
     pair, codec = Pair(new_device(), job()), parse(spec)
     for indices in ([0], [1], [0, 1, 2], [len(pair.host.slices) - 1]):
@@ -332,7 +331,7 @@ def test_a_bad_blob_is_refused_before_anything_changes(spec: str, blob: bytes, n
 
 
 @on_every_device
-@pytest.mark.parametrize("spec", ["bf16", "fp16", "int8:block=32", "int8:stochastic"])
+@pytest.mark.parametrize("spec", [spec for spec in FOR_VALUES if spec in LOSSY and parse(spec).portable])
 def test_values_in_a_codec_are_the_same_bytes(spec: str, new_device: NewDevice) -> None:
     pair, codec = Pair(new_device(), job()), parse(spec)
     parts = [(index, 0, ()) for index in range(len(pair.host.slices))]

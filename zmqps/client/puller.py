@@ -266,7 +266,7 @@ class Puller(Connection):
             Wait for this version or a later one; or read exactly this version (synchronous mode, where it must be
             retained).
         codec : Codec or str, optional
-            The codec of the values: ``raw``, ``bf16``, ``fp16`` or ``int8``; by default the job's.
+            The codec of the values, one without error feedback; by default the job's.
         copy : bool
             By default the arrays are yours. On a server's host they may lie in its memory, page by page until you write
             there (``docs/lane.md``). False: return read-only arrays. They are views of a server's own memory if that is

@@ -43,7 +43,7 @@ class Pusher(Puller):
             Gradients of some or all parameters; None: no gradient in this step. Contiguous ones are sent from where
             they lie; for servers on this host they are copied once, to memory that those read. `gradient_buffers` are
             not even copied. Those on a GPU are copied to this host before this returns, after pending work of their
-            library; for ``bf16``, ``fp16``, ``int8`` and ``topk`` they are encoded first.
+            library; for a codec that gives the same bits on every device (``portable``) they are encoded first.
         timeout : float, optional
             Seconds; by default as `connect` says, at least 60.
         atomic : bool

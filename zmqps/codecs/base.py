@@ -71,16 +71,24 @@ class Codec(ABC):
     """Base of the codecs.
 
     A subclass is a frozen dataclass. Its fields are its options, declared with `whole`, `real` or
-    `block_size`, or of type bool with a default of False.
+    `block_size`, or of type bool with a default of False. One with a `name` also declares `portable`.
     """
 
     name: ClassVar[str]
     #: Whether what one blob leaves out is kept in a residual and sent with later ones.
     error_feedback: ClassVar[bool] = False
-    #: Whether it gives the same bits in every namespace. Sums of floats depend on their order.
-    portable: ClassVar[bool] = True
+    #: Whether it gives the same bits in every namespace. Sums of floats depend on their order. Each codec declares it
+    #: for itself, as no other can promise that.
+    portable: ClassVar[bool]
     #: Whether `check_blob` is all that can be wrong with a blob.
     checkable: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "name" in vars(cls) and "portable" not in vars(cls):
+            raise TypeError(
+                f"{cls.__qualname__} lacks `portable`: True, if it gives the same bits on every device, or False"
+            )
 
     def __post_init__(self) -> None:
         for option in fields(self):

@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from .fixedwidth import FixedWidthCodec
 from .kernels import VALUES, CodecKernel
-from .twobyte import TwoByteCodec
 
 
 def _encode_loop(x: Any, out: Any) -> None:
@@ -44,10 +44,11 @@ def _decode_numpy(xp: Any, halves: Any, out: Any) -> None:
 
 
 @dataclass(frozen=True)
-class BF16(TwoByteCodec):
+class BF16(FixedWidthCodec):
     """See `bf16`."""
 
     name: ClassVar[str] = "bf16"
+    portable: ClassVar[bool] = True
     encoder = CodecKernel(_encode_loop, _encode_numpy, reads=(VALUES,), writes=("u2",))
     decoder = CodecKernel(_decode_loop, _decode_numpy, reads=("u2",), writes=(VALUES,))
 

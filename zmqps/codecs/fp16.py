@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from .fixedwidth import FixedWidthCodec
 from .kernels import VALUES, CodecKernel
-from .twobyte import TwoByteCodec
 
 #: The largest finite half.
 LARGEST = 65504.0
@@ -54,10 +54,11 @@ def _decode_numpy(xp: Any, halves: Any, out: Any) -> None:
 
 
 @dataclass(frozen=True)
-class FP16(TwoByteCodec):
+class FP16(FixedWidthCodec):
     """See `fp16`."""
 
     name: ClassVar[str] = "fp16"
+    portable: ClassVar[bool] = True
     encoder = CodecKernel(_encode_loop, _encode_numpy, reads=(VALUES,), writes=("u2",))
     decoder = CodecKernel(_decode_loop, _decode_numpy, reads=("u2",), writes=(VALUES,))
 

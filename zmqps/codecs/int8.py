@@ -107,6 +107,7 @@ class Int8(Codec):
     """See `int8`."""
 
     name: ClassVar[str] = "int8"
+    portable: ClassVar[bool] = True
     checkable: ClassVar[bool] = True
 
     block: int = block_size()

@@ -103,7 +103,7 @@ class CodecKernel:
         self.reference = reference
         self._loop = loop
         self._reads = reads
-        self._writes = writes
+        self.writes = writes
         self._scalars = scalars
         self._returns = returns
         self._calls = calls
@@ -129,6 +129,6 @@ class CodecKernel:
             return numba.from_dtype(dtype if name == VALUES else np.dtype(name))
 
         reads = [types.Array(scalar(name), 1, "C", readonly=True, aligned=False) for name in self._reads]
-        writes = [types.Array(scalar(name), 1, "C", aligned=False) for name in self._writes]
+        writes = [types.Array(scalar(name), 1, "C", aligned=False) for name in self.writes]
         result = types.void if self._returns is None else scalar(self._returns)
         return result(*reads, *writes, *(scalar(name) for name in self._scalars))

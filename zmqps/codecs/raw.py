@@ -20,6 +20,7 @@ class Raw(Codec):
     """See `raw`."""
 
     name: ClassVar[str] = "raw"
+    portable: ClassVar[bool] = True
 
     def encoded_nbytes(self, size: int, dtype: DTypeLike) -> int:
         """Return the size of a blob."""
@@ -33,7 +34,8 @@ class Raw(Codec):
     def _decode(self, blob: Bytes, size: int, dtype: np.dtype[Any], backend: Backend | ModuleType) -> tuple[Array, int]:
         nbytes = self.encoded_nbytes(size, dtype)
         array = self._whole_blob(blob, nbytes).view(dtype)
-        return array if array.flags.aligned else array.copy(), nbytes
+        aligned = not isinstance(backend, str) or array.flags.aligned  # a blob on a device always is
+        return array if aligned else array.copy(), nbytes
 
 
 def raw() -> Raw:

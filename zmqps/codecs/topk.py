@@ -201,6 +201,7 @@ class TopK(Codec):
 
     name: ClassVar[str] = "topk"
     error_feedback: ClassVar[bool] = True
+    portable: ClassVar[bool] = True
     checkable: ClassVar[bool] = True
 
     fraction: float = real(0.1, 1e-6, 1.0)

@@ -30,6 +30,7 @@
     ├── KeyRefusedError (PermissionError)    a node refuses this process's key, or requires one
     ├── ProtocolError (ValueError)           the bytes are not what docs/protocol.md says
     │   ├── ProtocolVersionError             the two ends speak different versions
+    │   ├── CodecError                       no such codec is installed; says what to install
     │   ├── LimitError                       a size beyond what the receiver accepts
     │   ├── NotJoinedError                   a request before the handshake
     │   ├── StaleEpochError                  addressed to an older placement of the shards
@@ -108,6 +109,7 @@ from zmqps.errors.nodes import (
     WrongPeerError,
 )
 from zmqps.errors.protocol import (
+    CodecError,
     LedgerError,
     LimitError,
     NotJoinedError,
@@ -152,6 +154,7 @@ __all__ = [
     "CheckpointStorageError",
     "CheckpointTooSoonError",
     "ClosedError",
+    "CodecError",
     "ConfigurationError",
     "CoordinatorRestartedError",
     "DeadlineError",

@@ -32,6 +32,22 @@ class ProtocolVersionError(ProtocolError):
     theirs: int
 
 
+class CodecError(ProtocolError):
+    """No codec of that name is installed on this node, or its package cannot be used there.
+
+    A server imports the codecs that come with zmqps, and those that an installed package declares; a peer's word makes
+    it import nothing else.
+
+    What to do next
+    ---------------
+    - Check the spelling; docs/codecs.md lists the codecs.
+    - A codec of your own has to be installed on every worker and server, in a package that declares it in the
+      entry-point group `zmqps.codecs`. Start the nodes again after the installation.
+    """
+
+    code = 27
+
+
 class LimitError(ProtocolError):
     """A size or count beyond what the receiver accepts, refused before anything was allocated.
 

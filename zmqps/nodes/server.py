@@ -23,6 +23,7 @@ from zmqps.core.node.member import Identity
 from zmqps.core.node.tracing import trace
 from zmqps.core.protocol import exits
 from zmqps.core.protocol.arrays import Array
+from zmqps.core.protocol.encoding import check_for_values
 from zmqps.core.protocol.messages.large import decode_but_assign
 from zmqps.core.protocol.wire import data_header_nbytes
 from zmqps.core.server.admission import Room, admit, required_nbytes
@@ -238,6 +239,8 @@ def make_shard(
         It does not fit; says what it needs and what is free.
     """
     spec = OptimizerSpec.from_wire(job.optimizer)
+    coders = [codecs.parse(text) for text in (job.push_codec, job.pull_codec)]
+    check_for_values(job.pull_codec)
     names = [parameter.name for parameter in job.parameters]
     num_slots, num_workers = len(spec.slots(names)[0]), max(1, room.num_workers)
     device, required, beside = None, 0, None
@@ -256,8 +259,8 @@ def make_shard(
     rules = CompiledRules(spec, config, device, job.num_updating)
     for dtype in {table.dtype for table in placement.keyspace.dense if not table.buffers}:
         rules.warm_up(names, dtype)
-        for codec in (job.push_codec, job.pull_codec):  # here, not where heartbeats are sent
-            codecs.parse(codec).warm_up(dtype)
+        for codec in coders:  # here, not where heartbeats are sent
+            codec.warm_up(dtype)
     there = memory if isinstance(memory, DeviceMemory) else None
     rows = make_rows(
         job, placement, index, partial(row_kernel, config, job, there=there), coding=DOORS.coding(), more=more,

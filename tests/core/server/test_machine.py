@@ -37,6 +37,7 @@ from zmqps.core.protocol.typed import pack
 from zmqps.core.protocol.wire import encode
 from zmqps.core.server.extensions import ServerMachine
 from zmqps.errors import (
+    CodecError,
     CoordinatorRestartedError,
     EvictedError,
     IdentityError,
@@ -376,13 +377,13 @@ def test_a_push_sent_again_is_answered_again_and_applied_once(reply: int) -> Non
         (push(value=EIGHT[:7]), ProtocolError.code),
         (push(examples=0), ProtocolError.code),
         (push(value=np.zeros(9, np.float32)), ProtocolError.code),
-        (push(codec="zip"), ProtocolError.code),
+        (push(codec="zip"), CodecError.code),
         (push(value=np.full(8, np.nan, np.float32)), NonFiniteGradientError.code),
         (push(value=np.full(8, -np.inf, np.float32)), NonFiniteGradientError.code),
         (pull(epoch=2), StaleEpochError.code),
         (pull(slice_=9), SliceRangeError.code),
         (m.Pull(7, 1, 0, 0, "raw", ((0, 0, (1, 8)),)), SliceRangeError.code),
-        (pull(codec="zip"), ProtocolError.code),
+        (pull(codec="zip"), CodecError.code),
         (m.Load(7, 1, ((0, 0, ()),), (EIGHT,)), IdentityError.code),
         (m.Ready(1, 1), ProtocolError.code),
     ],

@@ -9,7 +9,7 @@ import numpy as np
 
 from zmqps import checks
 from zmqps.client.tensors import Destination, are_finite, on_host
-from zmqps.codecs import Codec
+from zmqps.codecs import Codec, for_values
 from zmqps.core.job.keyspace import ROW_DTYPE, Placement
 from zmqps.core.job.spec import MAX_COUNT, JobSpec, Parameter
 from zmqps.core.job.tables import TableSpec
@@ -149,7 +149,7 @@ class RowRequests:
             if brought.codec is not None:
                 raise ConfigurationError(
                     f"codec {text!r} leaves values out, to be sent with a later gradient of the same row, which may "
-                    "never come; rows travel in raw, bf16, fp16 or int8"
+                    f"never come; rows travel in {for_values()}"
                 )
             text = RAW
         sums, finite = summed(rows, pushed.inverse, pushed.ids.size)

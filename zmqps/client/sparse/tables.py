@@ -245,7 +245,7 @@ class Table(WholeTable):
             examples times gradient, divided by the examples of all that pushed to the table, whether they named the row
             or not: as with one large batch.
         codec : Codec or str, optional
-            The codec of the gradients: raw, bf16, fp16 or int8; by default the job's, if it is one of these, else raw.
+            The codec of the gradients, one without error feedback; by default the job's if it has none, else raw.
         step : bool, optional
             Not asynchronous: whether this ends the worker's step. By default it does if the job trains only this table.
             With parameters, or other tables, push to the tables first: the last push, of all parameters, or

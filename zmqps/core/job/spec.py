@@ -11,7 +11,7 @@ import numpy as np
 
 from zmqps import checks
 from zmqps.core.job.tables import MAX_TABLES, TableSpec
-from zmqps.core.protocol.encoding import check_codec
+from zmqps.core.protocol.encoding import check_codec_of_job
 from zmqps.core.treatments import make_treatment
 from zmqps.errors import ConfigurationError, DtypeError, JobError, JobMismatchError, ProtocolError, counted, is_short
 
@@ -165,8 +165,8 @@ class JobSpec:
             )
         checks.whole("aggregate", self.aggregate, 1, optional=True)
         checks.whole("workers", self.workers, 1, optional=True)
-        check_codec(self.push_codec, pulls=False)
-        check_codec(self.pull_codec, pulls=True)
+        check_codec_of_job(self.push_codec, pulls=False)
+        check_codec_of_job(self.pull_codec, pulls=True)
         checks.whole("retain", self.retain, 0, MAX_RETAIN)
         if self.mode != "sync" and (self.aggregate is not None or self.on_straggler != "wait" or self.retain):
             raise ConfigurationError("aggregate, on_straggler and retain belong to synchronous training, staleness=0")

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from zmqps import checks
-from zmqps.codecs import ALONE, CODECS, MIN_NBYTES, Codec, Spread, parse
+from zmqps.codecs import ALONE, CODECS, MIN_NBYTES, Codec, Spread, for_values, parse
+from zmqps.codecs.registry import MAX_SPEC_CHARS, is_name
 from zmqps.core.protocol.arrays import Array
-from zmqps.errors import ConfigurationError, ProtocolError
+from zmqps.errors import CodecError, ConfigurationError, ProtocolError
 
 if TYPE_CHECKING:
     from zmqps.core.protocol.messages import Buffer
@@ -29,7 +30,7 @@ def check_for_values(codec: str) -> None:
     """Raise `ProtocolError` unless values may be sent in the codec that a message names."""
     found = named(codec)
     if found is not None and found.error_feedback:
-        raise ProtocolError(f"{found.name} leaves values out; values travel in raw, bf16, fp16 or int8")
+        raise ProtocolError(f"{found.name} leaves values out; values travel in {for_values()}")
 
 
 def named(codec: str) -> Codec | None:
@@ -50,20 +51,28 @@ def check_codec(codec: str | Codec, *, pulls: bool) -> str:
         raise ConfigurationError(
             f"a codec is one of zmqps.codecs or its name, say 'bf16', not {checks.shown(text):.60}"
         )
-    if (name := text.partition(":")[0]) not in CODECS:
-        raise ConfigurationError(
-            f"{checks.shown(name):.60} is no codec; name one of {', '.join(CODECS)}; "
-            "`python -m bench codecs` measures them"
-        )
     try:
         found = named(text)
+    except CodecError as error:
+        raise ConfigurationError(f"{error}; `python -m bench codecs` measures ours") from error.__cause__
     except ProtocolError as error:
         raise ConfigurationError(str(error)) from None
     if pulls and found is not None and found.error_feedback:
         raise ConfigurationError(
-            f"{found.name} leaves values out and sends them later; what is pulled is read once: use bf16, fp16 or int8"
+            f"{found.name} leaves values out and sends them later; what is pulled is read once: use {for_values()}"
         )
     return text
+
+
+def check_codec_of_job(codec: str, *, pulls: bool) -> None:
+    """Raise `ConfigurationError` unless a job may have that codec.
+
+    One of a package may be installed where it is used, on workers and servers, and not on a node that only passes the
+    job on: of that only the form is checked.
+    """
+    name = codec.partition(":")[0] if isinstance(codec, str) else ""
+    if name in CODECS or len(codec) > MAX_SPEC_CHARS or not is_name(name):
+        check_codec(codec, pulls=pulls)
 
 
 def compress(

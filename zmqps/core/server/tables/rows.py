@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from zmqps.codecs import Codec
+from zmqps.codecs import Codec, for_values
 from zmqps.core.job.keyspace import ROW_DTYPE, Placement
 from zmqps.core.job.recut import Lookup
 from zmqps.core.job.spec import JobSpec
@@ -299,7 +299,7 @@ class Rows:
             codec = named(message.codec)
             assert codec is not None
             if codec.error_feedback:
-                raise ProtocolError(f"{codec.name} leaves values out; rows travel in raw, bf16, fp16 or int8")
+                raise ProtocolError(f"{codec.name} leaves values out; rows travel in {for_values()}")
             body = self._coding.decompress(codec, body, [(message.count * table.spec.dim, ROW_DTYPE)])
         [values] = read_arrays(body, [(message.count * table.spec.dim, ROW_DTYPE)])
         numbers, values = joined(ids, ID_DTYPE), values.reshape(message.count, table.spec.dim)
