@@ -52,6 +52,9 @@ class Params(dict[str, Any]):
         super().__init__(arrays)
         self.version = version
 
+    def __repr__(self) -> str:
+        return f"Params(version={self.version}, {super().__repr__()})"
+
 
 Result = Callable[[Any], Params]
 
