@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import click
 import pytest
 from click.testing import CliRunner
 
+from tests.pace import allow
 from zmqps import __version__
 from zmqps.cli.main import SECTIONS, cli, run
 from zmqps.core.protocol import exits
@@ -42,6 +46,23 @@ def test_what_the_help_says_of_each_command_fits_in_its_line(name: str) -> None:
     found = dict(summaries(GROUPS[name], name))
     assert set(found) == {str(one.name) for one in GROUPS[name].commands.values() if not one.hidden}
     assert [text for text in found.values() if text.endswith("...") or "\n" in text] == []
+
+
+def test_what_zmqps_says_of_each_command_takes_few_characters() -> None:
+    assert [text for _, text in summaries(cli, "zmqps") if len(text) > 45] == []
+
+
+def test_a_shell_completes_commands_and_options() -> None:
+    def completed(*words: str) -> list[str]:
+        env = {"_ZMQPS_COMPLETE": "bash_complete", "COMP_WORDS": " ".join(words), "COMP_CWORD": str(len(words) - 1)}
+        done = subprocess.run(
+            [sys.executable, "-c", "from zmqps.cli.main import main; main()"],
+            env={**os.environ, **env}, capture_output=True, text=True, timeout=allow(60), check=False,
+        )  # fmt: skip
+        return [line.partition(",")[2] for line in done.stdout.splitlines()]
+
+    assert completed("zmqps", "sta") == ["stack", "status"]
+    assert completed("zmqps", "scale", "--serv") == ["--servers"]
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -40,7 +40,7 @@ def checkpoint(
     directory: Path,
     timeout: float,
 ) -> int:
-    """Save a job; show, check, export and remove checkpoints.
+    """Save, show, check and export checkpoints.
 
     \b
     zmqps checkpoint               save the job "default" to the cluster's place

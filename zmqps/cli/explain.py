@@ -30,7 +30,7 @@ docstring shows which is a kind of which, and have their facts as attributes.
 @click.argument("errors", nargs=-1, metavar="[NUMBER]...")
 @click.option("--all", "everything", is_flag=True, help="Print all pages, as docs/errors.md has them.")
 def explain(errors: tuple[str, ...], everything: bool) -> int:
-    """Say what an error means, and what to do next.
+    """Say what an error means, and what to do.
 
     Errors are named by their number (Z006) or name; without one, all are listed.
     """

@@ -26,10 +26,10 @@ timeout = setting(
 @timeout
 @as_json
 def health(coordinator: str | None, keys: Path | None, directory: Path, timeout: float, as_json: bool) -> int:
-    """Ask every node for an answer; fail if one is silent.
+    """Check that every node answers.
 
-    It shows the round-trip time to each node. A node answers from its loop, a worker from its background
-    thread, even while its script is busy. Nodes without an answer within 2 s are silent.
+    It fails if one is silent, and shows the round-trip time to each. A node answers from its loop, a worker from
+    its background thread, even while its script is busy. Nodes without an answer within 2 s are silent.
     """
     from zmqps.nodes.inquiry import ask_health
 
@@ -64,7 +64,7 @@ def stack(
     name: str | None,
     timeout: float,
 ) -> int:
-    """Show what the threads of a node are doing.
+    """Show what a node's threads are doing.
 
     It shows names, files and lines, no values. NODE is worker-2, server-0, coordinator, or what the node calls itself
     in `zmqps status`; JOB/worker-2 where several jobs have one. Where a name means two nodes the error says how each is

@@ -37,7 +37,7 @@ directory = setting(
 @click.group(invoke_without_command=True)
 @click.pass_context
 def keys(ctx: click.Context) -> int:
-    """Make, show and revoke the keys of a cluster.
+    """Make, show and revoke a cluster's keys.
 
     A cluster that other hosts can reach needs them.
     """

@@ -83,9 +83,9 @@ PASSED = ("ZMQPS_TRANSPORT", "ZMQPS_JOB", "ZMQPS_COMBINE", "ZMQPS_TRACEBACK")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def launch(ctx: click.Context, /, **told: Any) -> int:
-    """Start a coordinator, servers and workers on many hosts.
+    """Start a whole cluster on many hosts, by ssh.
 
-    Starts them by ssh; the workers run COMMAND.
+    It starts a coordinator, servers and workers. The workers run COMMAND.
 
     \b
     zmqps launch --hosts hosts.txt --servers 2 --workers 4 -- python train.py

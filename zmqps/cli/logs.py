@@ -51,9 +51,9 @@ def logs(
     as_json: bool,
     follow: bool,
 ) -> int:
-    """Show the logs of all nodes, or of some, merged by time.
+    """Show the logs of nodes, merged by time.
 
-    NODES are names and roles: server-0, worker-1, worker.
+    NODES are names and roles: server-0, worker-1, worker. By default, those of all nodes are shown.
     """
     from zmqps.cli.running.state import read_state
 

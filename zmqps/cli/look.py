@@ -47,7 +47,7 @@ as_json = setting("--json", "as_json", is_flag=True, shared=False, help="Print J
 def status(
     coordinator: str | None, keys: Path | None, directory: Path, timeout: float, as_json: bool, watch: bool
 ) -> int:
-    """Show nodes, jobs, placement, traffic and waits."""
+    """Show nodes, jobs, traffic and waits."""
     if as_json:
         click.echo(json.dumps(_ask(coordinator, keys, directory, timeout), indent=2))
         return exits.OK
@@ -77,7 +77,7 @@ def status(
 def placement(
     coordinator: str | None, keys: Path | None, directory: Path, timeout: float, as_json: bool, job: str | None
 ) -> int:
-    """Show which parameters of a job are on which server."""
+    """Show which server has which parameters."""
     jobs = _ask(coordinator, keys, directory, timeout)["jobs"]
     if job is None and len(jobs) > 1:
         raise click.UsageError(f"say which job with --job: {', '.join(jobs)}")

@@ -41,7 +41,10 @@ from zmqps.logs.handler import set_up_logging
 @settings.own_servers
 @settings.parent_fd
 def coordinator(**told: Any) -> int:
-    """Run a coordinator, which places jobs and tracks members."""
+    """Run a coordinator.
+
+    It places jobs and tracks members.
+    """
     set_up_logging(told["name"] or "coordinator", level=told["log_level"], as_json=told["log_json"])
     from zmqps.core.coordinator.options import CoordinatorOptions
     from zmqps.metrics.place import MetricsPlace
@@ -131,7 +134,10 @@ def server(
     log_level: str,
     parent_fd: int | None,
 ) -> int:
-    """Run a server, which holds a shard of each job's model."""
+    """Run a server.
+
+    It holds a shard of each job's model.
+    """
     if name is None and index is not None:
         name = f"server-{index}"
     set_up_logging(name or "server", level=log_level, as_json=log_json)

@@ -61,7 +61,7 @@ def scale(
     directory: Path,
     timeout: float,
 ) -> int:
-    """Spread all jobs over more servers, or over fewer.
+    """Spread all jobs over more or fewer servers.
 
     Training goes on; afterwards each server has a shard of every job. To grow, start the new servers first (zmqps
     server --coordinator ...). To shrink, run only this command: the surplus servers, spares first, hand over their

@@ -69,9 +69,9 @@ ASK_S = 1.0
 @settings.log_settings
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def run(**told: Any) -> int:
-    """Run this task of a cluster, under Slurm, MPI or Kubernetes.
+    """Run this task of Slurm, MPI or Kubernetes.
 
-    Every host, or task of a scheduler, runs the same command.
+    The tasks together are a cluster. Every host, or task of a scheduler, runs the same command.
 
     \b
     zmqps keys create keys       (once; every host needs it, shared or copied)

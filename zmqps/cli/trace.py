@@ -76,7 +76,9 @@ def trace(
     keys: Path | None,
     directory: Path,
 ) -> int:
-    """Show where the time of a step goes, while training goes on.
+    """Show where the time of a step goes.
+
+    Training goes on meanwhile.
 
     \b
     zmqps trace                            record for 10 s, say what bounds a step

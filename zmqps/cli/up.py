@@ -68,9 +68,9 @@ DOWN_S = 20.0
 @settings.log_settings
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def up(**told: Any) -> int:
-    """Start a coordinator, servers and workers on this host.
+    """Start a whole cluster on this host.
 
-    The workers run COMMAND; without it, no workers are started.
+    It starts a coordinator, servers and workers. The workers run COMMAND; without it, no workers are started.
 
     \b
     zmqps up --servers 2                                  until Ctrl-C
@@ -235,7 +235,7 @@ def _report(writer: int, state: State) -> None:
 def down(
     coordinator: str | None, job_secret: Path | None, keys: Path | None, directory: Path, timeout: float | None
 ) -> int:
-    """End the cluster that was started here, or another one.
+    """End the cluster started here, or another.
 
     It waits until all processes of the one that `zmqps up` has started here are gone, and ends with code 9 where a job
     could not be saved. With --coordinator it ends any
