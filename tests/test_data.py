@@ -149,20 +149,3 @@ def test_who_joins_before_the_workers_and_idles_takes_no_part_from_them() -> Non
             assert sorted([*parts[0], *parts[1]]) == list(range(9))
             ranks = {m["rank"]: m["name"] for m in cluster.status()["members"] if m["role"] == "worker"}
             assert ranks[2] == "idle"
-
-
-def test_the_old_names_still_work_and_name_the_new_ones(cluster: InProcessCluster) -> None:
-    with pytest.warns(DeprecationWarning, match=r"^zmqps\.data\.DataShard is now zmqps\.data\.DataRange$"):
-        assert zmqps.data.DataShard is DataRange
-    with zmqps.connect(cluster.address) as worker:
-        with pytest.warns(DeprecationWarning, match=r"^worker\.shards is now worker\.ranges$"):
-            taken = worker.shards(10, 4, passes=2, name="old")
-        assert [part.start for part in taken] == [0, 4, 8] * 2
-
-    async def main() -> list[int]:
-        async with zmqps.aio.connect(cluster.address) as worker:
-            with pytest.warns(DeprecationWarning, match=r"^worker\.shards is now worker\.ranges$"):
-                taken = worker.shards(10, shard_size=4, name="old in a loop")
-            return [part.start async for part in taken]
-
-    assert asyncio.run(main()) == [0, 4, 8]

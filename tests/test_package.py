@@ -16,7 +16,7 @@ PUBLIC = {
     "zmqps": "LocalCluster PSError Statistics Worker connect aio codecs data errors local optim pipeline stale",
     "zmqps.aio": "AsyncWorker connect",
     "zmqps.codecs": "Codec bf16 fp16 int8 onebit parse raw topk twobit",
-    "zmqps.data": "DataRange DataShard split",
+    "zmqps.data": "DataRange split",
     "zmqps.errors": "PSError ClosedError ConfigurationError DeadlineError JobMismatchError PeerLostError",
     "zmqps.local": "LocalSteps ElasticAveraging",
     "zmqps.optim": "OptimizerSpec Rule Schedule adadelta adagrad adam adamw amsgrad constant cosine_decay custom "

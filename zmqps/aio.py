@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import warnings
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial, wraps
@@ -164,13 +163,8 @@ class AsyncWorker(_Awaitable[Worker]):
             name=name, num_examples=num_examples, range_size=range_size, passes=passes, shuffle_seed=shuffle_seed
         )
         taken: DataRange | None = None
-        while (taken := await asyncio.wrap_future(self._worker.take_async(data, taken, timeout=timeout))) is not None:
+        while (taken := await asyncio.wrap_future(self._worker._take_async(data, taken, timeout=timeout))) is not None:
             yield taken
-
-    def shards(self, num_examples: int, shard_size: int, **options: Any) -> AsyncIterator[DataRange]:
-        """`ranges`, by its old name; the next release is without it."""
-        warnings.warn("worker.shards is now worker.ranges", DeprecationWarning, stacklevel=2)
-        return self.ranges(num_examples, shard_size, **options)
 
     async def pull_each(
         self,
@@ -208,7 +202,7 @@ class AsyncWorker(_Awaitable[Worker]):
         return AsyncTable(table, self._hand_over)
 
     def _to_helper(self, call: Callable[[], T]) -> Future[T]:
-        self._worker.refuse_in_fork()  # in which the helper does not run
+        self._worker._refuse_in_fork()  # in which the helper does not run
         try:
             return self._helper.submit(call)
         except RuntimeError:  # the helper is gone, so the worker is closed
@@ -284,7 +278,7 @@ class AsyncWorker(_Awaitable[Worker]):
         await asyncio.to_thread(self._close, timeout)
 
     def _close(self, timeout: float | None) -> None:
-        self._worker.refuse_in_fork()
+        self._worker._refuse_in_fork()
         self._helper.shutdown(wait=False)
         self._worker.close(timeout=timeout)
         self._helper.shutdown(wait=True)  # what it was doing has failed by now

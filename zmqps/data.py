@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import numpy as np
@@ -67,11 +66,3 @@ def split(
         start=start,
         stop=stop,
     ).indices
-
-
-def __getattr__(name: str) -> Any:
-    """Return `DataRange` by its old name; the next release is without it."""
-    if name != "DataShard":
-        raise AttributeError(f"module 'zmqps.data' has no attribute {name!r}")
-    warnings.warn("zmqps.data.DataShard is now zmqps.data.DataRange", DeprecationWarning, stacklevel=2)
-    return DataRange

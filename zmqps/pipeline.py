@@ -33,7 +33,7 @@ from zmqps.core.protocol.messages import Tensors
 from zmqps.core.protocol.parcel import pack, unpack
 from zmqps.core.protocol.wire import decode, encode
 from zmqps.errors import ClosedError, ConfigurationError, DeadlineError, LimitError, ProtocolError
-from zmqps.net.identity import check_bind, check_endpoint, new_identity
+from zmqps.net.identity import check_endpoint, new_identity
 from zmqps.net.pair import MAX_FRAME_NBYTES, BoundPair, DialledPair
 
 __all__ = ["Channel", "bind", "connect"]
@@ -197,7 +197,6 @@ def bind(
     name: str | None = None,
     codec: str | Codec = "raw",
     timeout: float = DEFAULT_TIMEOUT,
-    insecure: bool = False,
 ) -> Channel:
     """Open the end of a channel that the other stage connects to.
 
@@ -216,15 +215,13 @@ def bind(
         How floats travel from here, where a call does not say otherwise.
     timeout : float
         Seconds that `Channel.send` and `Channel.receive` wait at most.
-    insecure : bool
-        Has no meaning any more: beyond this host all is encrypted, with keys made of the secret.
 
     Raises
     ------
     AddressInUseError, ConfigurationError
         The endpoint cannot be bound, or the secret is too short.
     """
-    check_bind(_place(endpoint), insecure=insecure, keyed=True)
+    check_endpoint(_place(endpoint))
     return Channel(endpoint, bind=True, secret=secret, name=name, codec=codec, timeout=timeout)
 
 

@@ -288,7 +288,7 @@ class Worker(Pusher):
         if self._closed:
             raise ClosedError("the worker is closed")
         if self._thread.forked:
-            self.refuse_in_fork()
+            self._refuse_in_fork()
         self._notebook.add(self._thread.time(), values, step)
 
     # --- checkpoints --------------------------------------------------------------------------

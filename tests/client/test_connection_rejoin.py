@@ -110,7 +110,7 @@ def test_every_call_that_waits_says_that_the_coordinator_is_gone(staleness: int 
             waiting: dict[str, Future[Any]] = {
                 "init": other.init_async(ONE, optimizer=zmqps.optim.sgd(1.0), timeout=PATIENCE),
                 "barrier": worker.barrier_async("all", timeout=PATIENCE),
-                "ranges": worker.take_async(data, timeout=PATIENCE),
+                "ranges": worker._take_async(data, timeout=PATIENCE),
                 "status": worker.status_async(timeout=PATIENCE),
             }
             if staleness is not None:  # otherwise it is the servers' business alone

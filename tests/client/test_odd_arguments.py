@@ -124,12 +124,6 @@ def test_what_a_channel_cannot_carry_is_a_configuration_error(arrays: Any) -> No
             channel.send(arrays)
 
 
-@pytest.mark.parametrize("insecure", ["no", 1, None])
-def test_a_channel_listens_beyond_this_host_only_where_it_is_told_to(insecure: Any) -> None:
-    with pytest.raises(ConfigurationError, match="insecure must be True or False"):
-        pipeline.bind("tcp://0.0.0.0:0", secret=SECRET, insecure=insecure)
-
-
 @pytest.fixture(scope="module")
 def worker() -> Iterator[zmqps.Worker]:
     with InProcessCluster() as cluster, zmqps.connect(cluster.address) as worker:

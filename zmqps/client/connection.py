@@ -11,7 +11,6 @@ import logging
 import os
 import socket
 import threading
-import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -272,22 +271,17 @@ class Connection:
         )
         return self._each_range(data, timeout)
 
-    def shards(self, num_examples: int, shard_size: int, **options: Any) -> Iterator[DataRange]:
-        """Deprecated alias of `ranges`; the next release removes it."""
-        warnings.warn("worker.shards is now worker.ranges", DeprecationWarning, stacklevel=2)
-        return self.ranges(num_examples, shard_size, **options)
-
     def _each_range(self, data: DataSpec, timeout: float | None) -> Iterator[DataRange]:
         """Yield ranges; each one counts as used when the next one is requested."""
         taken: DataRange | None = None
         while True:
             refuse_in_callback()
-            taken = self.take_async(data, taken, timeout=timeout).result()
+            taken = self._take_async(data, taken, timeout=timeout).result()
             if taken is None:
                 return
             yield taken
 
-    def take_async(
+    def _take_async(
         self, data: DataSpec, used: DataRange | None = None, *, timeout: float | None = None
     ) -> Future[DataRange | None]:
         """Report the used range and request the next; one step of `ranges`. None: all passes are done."""
@@ -415,7 +409,7 @@ class Connection:
         ForkedError
             The worker belongs to the parent process.
         """
-        self.refuse_in_fork()
+        self._refuse_in_fork()
         refuse_in_callback()
         seconds = checks.seconds("a timeout", self._seconds(timeout))
         with self._lives:
@@ -462,7 +456,7 @@ class Connection:
         if not self._thread.forked:  # a forked child that leaves the block leaves the worker to its parent
             self.close()
 
-    def refuse_in_fork(self) -> None:
+    def _refuse_in_fork(self) -> None:
         """Raise `ForkedError` in a forked child of the connected process."""
         self._thread.refuse_in_fork()
 

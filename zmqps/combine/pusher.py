@@ -240,9 +240,9 @@ class HostPusher(Pusher):
         """`barrier`, as a future."""
         return self._away(lambda: Pusher.barrier_async(self, name, timeout=timeout))
 
-    def take_async(self, *args: Any, **options: Any) -> Future[Any]:
-        """Ask for a range of data; see `Connection.take_async`."""
-        return self._away(lambda: Pusher.take_async(self, *args, **options))
+    def _take_async(self, *args: Any, **options: Any) -> Future[Any]:
+        """Ask for a range of data; see `Connection._take_async`."""
+        return self._away(lambda: Pusher._take_async(self, *args, **options))
 
     def _away(self, begin: Callable[[], Future[T]]) -> Future[T]:
         """Begin something in which no round waits for this worker."""
@@ -306,7 +306,7 @@ class HostPusher(Pusher):
         return self._named and bool(requests.job.parameters)
 
     def _begin(self, work: Callable[[], T]) -> Future[T]:
-        self.refuse_in_fork()
+        self._refuse_in_fork()
         if self._closed:
             raise ClosedError("the worker is closed")
         return self._operations.submit(work)
