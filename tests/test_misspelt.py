@@ -13,6 +13,7 @@ import zmqps
 from tests.inprocess import InProcessCluster
 from zmqps import aio, optim
 from zmqps.errors import ConfigurationError, OptimizerError
+from zmqps.worker import _host_worker
 
 PUBLIC: dict[str, Callable[..., Any]] = {
     **{name: getattr(optim, name) for name in optim.registry.BUILTIN if hasattr(optim, name)},
@@ -96,8 +97,7 @@ def test_a_word_of_a_few_is_answered_by_the_nearest(worker: zmqps.Worker) -> Non
 
 @pytest.mark.parametrize("name", [n for n in dir(zmqps.Worker) if not n.startswith("_")])
 def test_a_call_with_too_little_names_the_class_that_scripts_know(name: str) -> None:
-    method = getattr(zmqps.Worker, name)
-    if callable(method):
+    for method in filter(callable, (getattr(worker, name) for worker in (zmqps.Worker, _host_worker()))):
         assert method.__qualname__ == f"Worker.{name}"
         needed = [
             p for p in inspect.signature(method).parameters.values()

@@ -351,7 +351,7 @@ def _own_names(worker: type[Worker]) -> None:
     for name in dir(worker):
         method = getattr(worker, name)
         if not name.startswith("_") and isinstance(method, FunctionType):
-            method.__qualname__ = f"{worker.__name__}.{name}"
+            method.__qualname__ = f"Worker.{name}"
 
 
 _own_names(Worker)
@@ -461,4 +461,5 @@ def _host_worker() -> type[Worker]:
     class HostWorker(HostPusher, Worker):
         """A worker that combines its gradients with those of its host (``combine="host"``)."""
 
+    _own_names(HostWorker)
     return HostWorker
