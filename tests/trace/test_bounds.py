@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
+import numpy as np
 import pytest
 
+import zmqps
+from tests.inprocess import InProcessCluster
 from tests.trace.made import Made
+from zmqps.optim import sgd
 from zmqps.trace.bounds import Bound, bound
 
 
@@ -28,6 +35,14 @@ def test_check() -> None:
     found = steps(1000.0, check=9000.0)
     assert (found.kind, found.took_s) == ("check", pytest.approx(0.009))
     assert "bound by the check" in found.text
+    (advised,) = re.findall(r"(init\(.*?\)) leaves it out", found.text)
+    with InProcessCluster() as cluster, zmqps.connect(cluster.address) as worker:
+
+        def init(**options: Any) -> None:
+            worker.init({"w": np.zeros(3)}, optimizer=sgd(1.0), **options)
+
+        eval(advised, {"init": init})
+        worker.push({"w": np.array([1.0, np.nan, np.inf])})
 
 
 def test_codec() -> None:
