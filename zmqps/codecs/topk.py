@@ -281,6 +281,11 @@ class TopK(Codec):
             blob[middle:] = sent.view(np.uint8)
         return blob
 
+    def warm_up(self, dtype: DTypeLike, backend: Backend = "numba") -> None:
+        """Compile, or load from disk, what the first array would otherwise wait for."""
+        super().warm_up(dtype, backend)
+        LEAST(backend, np.dtype(dtype), np.zeros(1, np.uint32), 1)  # an array without values leaves none out
+
     def check_blob(self, view: Any, size: int, dtype: DTypeLike) -> Bytes:
         """Return the blob that a view starts with, checked but not decoded."""
         blob = self._counted(octets(view), size, np.dtype(dtype))
