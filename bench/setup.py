@@ -15,7 +15,7 @@ LEARNING_RATE = 1e-3
 GRADIENT_SCALE = 1e-2
 OPTIMIZERS: dict[str, Callable[[], zmqps.optim.OptimizerSpec]] = {
     "sgd": lambda: zmqps.optim.sgd(LEARNING_RATE),
-    "momentum": lambda: zmqps.optim.momentum(LEARNING_RATE, momentum=0.9),
+    "momentum": lambda: zmqps.optim.sgd(LEARNING_RATE, momentum=0.9),
     "adagrad": lambda: zmqps.optim.adagrad(LEARNING_RATE),
     "adam": lambda: zmqps.optim.adam(LEARNING_RATE),
 }

@@ -83,14 +83,14 @@ def local(make: Callable[[zmqps.Worker], LocalSteps | ElasticAveraging]) -> Call
 
 def run(directory: Path) -> Outcome:
     """Train with every gradient pushed, with local steps, with elastic averaging."""
-    sgd, nesterov = zmqps.optim.sgd, zmqps.optim.nesterov
+    sgd = zmqps.optim.sgd
     results = {
         "every gradient": train(sgd(RATE), every_step, 0),
-        "every gradient, momentum": train(nesterov(RATE / 4, momentum=0.9), every_step, 0),
+        "every gradient, momentum": train(sgd(RATE / 4, momentum=0.9, nesterov=True), every_step, 0),
     }
     for k in PERIODS:
         results[f"DiLoCo, k = {k}"] = train(
-            nesterov(0.7, momentum=0.9), local(lambda worker, k=k: LocalSteps(worker, k)), 0
+            sgd(0.7, momentum=0.9, nesterov=True), local(lambda worker, k=k: LocalSteps(worker, k)), 0
         )
     results["averaging, k = 16"] = train(sgd(1.0), local(lambda worker: LocalSteps(worker, 16)), 0)
     results["elastic averaging, k = 16"] = train(

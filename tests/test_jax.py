@@ -103,8 +103,8 @@ def test_leaves_of_one_name_are_refused() -> None:
 #: Rules of both: ours, optax's, and whether optax's own defaults are the same.
 RULES = {
     "sgd": (optim.sgd(0.1), lambda: optax.sgd(0.1)),
-    "momentum": (optim.momentum(0.05, momentum=0.9), lambda: optax.sgd(0.05, momentum=0.9)),
-    "nesterov": (optim.nesterov(0.05, momentum=0.9), lambda: optax.sgd(0.05, momentum=0.9, nesterov=True)),
+    "momentum": (optim.sgd(0.05, momentum=0.9), lambda: optax.sgd(0.05, momentum=0.9)),
+    "nesterov": (optim.sgd(0.05, momentum=0.9, nesterov=True), lambda: optax.sgd(0.05, momentum=0.9, nesterov=True)),
     "adam": (optim.adam(1e-2), lambda: optax.adam(1e-2)),
     "adamw": (optim.adamw(1e-2, weight_decay=0.05), lambda: optax.adamw(1e-2, weight_decay=0.05)),
     "lion": (optim.lion(1e-3, weight_decay=0.05), lambda: optax.lion(1e-3, weight_decay=0.05)),

@@ -58,8 +58,8 @@ def test_two_jobs_train_at_once_and_a_name_is_used_again_with_another_model(
         ):
             assert (one.job, one.rank, two.rank, second.rank) == ("one", 0, 0, 1)
             one.init(ones(5), optimizer=SGD)
-            two.init(ones(3000, "v"), optimizer=zmqps.optim.momentum(0.1), staleness=0)
-            second.init(ones(3000, "v"), optimizer=zmqps.optim.momentum(0.1), staleness=0)
+            two.init(ones(3000, "v"), optimizer=zmqps.optim.sgd(0.1, momentum=0.9), staleness=0)
+            second.init(ones(3000, "v"), optimizer=zmqps.optim.sgd(0.1, momentum=0.9), staleness=0)
             one.push(ones(5))
             waiting = second.push_async(ones(3000, "v"))
             two.push(ones(3000, "v"))
@@ -121,7 +121,7 @@ def test_the_cells_of_a_notebook_can_be_changed_and_run_again_without_a_close() 
 def train_and_end(address: str, nbytes: int) -> Callable[[Mapping[str, Any]], bool]:
     """Train one job of so many bytes and end it; return what a status that has nothing of it any more says."""
     with zmqps.connect(address, job="large", transport="tcp") as worker:
-        worker.init(ones(nbytes // 4), optimizer=zmqps.optim.momentum(0.1))
+        worker.init(ones(nbytes // 4), optimizer=zmqps.optim.sgd(0.1, momentum=0.9))
         worker.push_pull(ones(nbytes // 4))
         assert worker.status()["jobs"]["large"]["job"]["nbytes"] == nbytes
         worker.finish()
@@ -150,7 +150,7 @@ def test_memory_of_a_job_that_has_ended_is_free_again() -> None:
         after = []
         for _ in range(4):
             with zmqps.connect(cluster.address, job="large", transport="tcp") as worker:
-                worker.init(ones(nbytes // 4), optimizer=zmqps.optim.momentum(0.1))
+                worker.init(ones(nbytes // 4), optimizer=zmqps.optim.sgd(0.1, momentum=0.9))
                 worker.push_pull(ones(nbytes // 4))
                 during = server.memory_info().rss
                 assert worker.status()["jobs"]["large"]["job"]["nbytes"] == nbytes

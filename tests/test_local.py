@@ -16,14 +16,16 @@ from tests.pace import allow
 from zmqps.core.job.spec import JobSpec, Parameter
 from zmqps.errors import ConfigurationError, DeadlineError
 from zmqps.local import ElasticAveraging, LocalSteps
+from zmqps.optim import OptimizerSpec
 
+SGD = zmqps.optim.sgd(1.0)
 START = {"w": np.array([1.0, -2.0], "f4"), "b": np.array(0.5, "f4")}
 
 
 class MemoryWorker:
     """A worker whose servers apply plain SGD at once, in this process."""
 
-    def __init__(self, learning_rate: float = 1.0, optimizer: str = "sgd") -> None:
+    def __init__(self, learning_rate: float = 1.0, optimizer: OptimizerSpec = SGD) -> None:
         self.values = {name: value.copy() for name, value in START.items()}
         self.learning_rate = learning_rate
         self.optimizer = optimizer
@@ -32,7 +34,7 @@ class MemoryWorker:
 
     def _job(self, timeout: float | None) -> SimpleNamespace:
         parameters = tuple(Parameter(name, value.shape, value.dtype.name) for name, value in START.items())
-        return SimpleNamespace(job=JobSpec(parameters=parameters, optimizer={"name": self.optimizer}))
+        return SimpleNamespace(job=JobSpec(parameters=parameters, optimizer=self.optimizer.to_wire()))
 
     def pull(
         self, names: Any = None, *, out: dict[str, np.ndarray] | None = None, timeout: float | None = None
@@ -134,8 +136,9 @@ def test_alpha_lies_between_0_and_1(alpha) -> None:  # type: ignore[no-untyped-d
 
 
 def test_elastic_averaging_needs_an_optimizer_that_only_adds() -> None:
-    with pytest.raises(ConfigurationError, match="adam"):
-        ElasticAveraging(MemoryWorker(optimizer="adam"), 0.5, 2)  # type: ignore[arg-type]
+    for optimizer, named in ((zmqps.optim.adam(), "adam"), (zmqps.optim.sgd(momentum=0.9), "sgd with momentum")):
+        with pytest.raises(ConfigurationError, match=f"this job has {named}\n"):
+            ElasticAveraging(MemoryWorker(optimizer=optimizer), 0.5, 2)  # type: ignore[arg-type]
 
 
 # --- real processes -------------------------------------------------------------------------------
@@ -152,7 +155,7 @@ def address() -> Iterator[str]:
 
 def diloco(address: str, rank: int) -> tuple[np.ndarray, zmqps.Statistics]:
     with zmqps.connect(address, timeout=allow(30.0)) as worker:
-        worker.init({"w": np.zeros(5)}, optimizer=zmqps.optim.nesterov(0.7, momentum=0.9), staleness=0)
+        worker.init({"w": np.zeros(5)}, optimizer=zmqps.optim.sgd(0.7, momentum=0.9, nesterov=True), staleness=0)
         local = LocalSteps(worker, every=EVERY, timeout=allow(30.0))
         for _ in range(ROUNDS * EVERY):
             local.params["w"] -= INNER * (local.params["w"] - TARGETS[rank])

@@ -20,7 +20,7 @@ PUBLIC = {
     "zmqps.errors": "PSError ClosedError ConfigurationError DeadlineError JobMismatchError PeerLostError",
     "zmqps.local": "LocalSteps ElasticAveraging",
     "zmqps.optim": "OptimizerSpec Rule Schedule adadelta adagrad adam adamw amsgrad constant cosine_decay custom "
-    "exponential_decay flag ftrl group linear_decay linear_warmup lion momentum nesterov number one_cycle piecewise "
+    "exponential_decay flag ftrl group linear_decay linear_warmup lion number one_cycle piecewise "
     "polynomial_decay rmsprop rowwise_adagrad scale_linearly sgd step_decay",
     "zmqps.pipeline": "Channel bind connect",
     "zmqps.stale": "Treatment compensate divide drop",

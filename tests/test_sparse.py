@@ -37,7 +37,7 @@ DIM = 6
 RULES: dict[str, OptimizerSpec] = {
     "sgd": optim.sgd(0.3),
     "decayed": optim.sgd(0.3, weight_decay=0.01),
-    "momentum": optim.momentum(0.1, momentum=0.9),
+    "momentum": optim.sgd(0.1, momentum=0.9),
     "adagrad": optim.adagrad(0.2),
     "adam": optim.adam(0.01),
     "adamw": optim.adamw(0.01, weight_decay=0.1),

@@ -15,7 +15,7 @@ from zmqps.core.server.tables.rows import rows_in
 
 TABLES = {
     "adam": zmqps.table(5, optimizer=optim.adam(0.1), initial=initial.normal(0.1)),
-    "evicts": zmqps.table(3, optimizer=optim.momentum(0.1), capacity_nbytes=6000, when_full="evict"),
+    "evicts": zmqps.table(3, optimizer=optim.sgd(0.1, momentum=0.9), capacity_nbytes=6000, when_full="evict"),
     "expires": zmqps.table(2, optimizer=optim.rowwise_adagrad(0.1), expire_steps=3),
     "admits": zmqps.table(2, optimizer=optim.adagrad(0.1), admit=2),
 }

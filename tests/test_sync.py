@@ -87,7 +87,7 @@ def together(servers: int, optimizer: zmqps.optim.OptimizerSpec) -> list[Arrays]
     ("optimizer", "rule"),
     [
         (zmqps.optim.sgd(0.01), sgd),
-        (zmqps.optim.momentum(0.01, momentum=0.9), momentum),
+        (zmqps.optim.sgd(0.01, momentum=0.9), momentum),
         (zmqps.optim.adam(0.01), adam),
     ],
     ids=["sgd", "momentum", "adam"],

@@ -60,10 +60,8 @@ def _rmsprop(config: Mapping[str, Any], options: dict[str, Any]) -> OptimizerSpe
 
 
 def _sgd(config: Mapping[str, Any], options: dict[str, Any]) -> OptimizerSpec:
-    if not config["momentum"]:
-        return optim.sgd(**options)
-    make = optim.nesterov if config["nesterov"] else optim.momentum
-    return make(**options, momentum=config["momentum"])
+    momentum = config["momentum"]
+    return optim.sgd(**options, momentum=momentum, nesterov=bool(config["nesterov"] and momentum))
 
 
 #: Optimizer of Keras -> what makes ours of its numbers.

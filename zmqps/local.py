@@ -11,7 +11,7 @@ next exchange ends.
 
 Examples
 --------
->>> worker.init(params, optimizer=zmqps.optim.nesterov(0.7, momentum=0.9), staleness=0)
+>>> worker.init(params, optimizer=zmqps.optim.sgd(0.7, momentum=0.9, nesterov=True), staleness=0)
 >>> local = zmqps.local.LocalSteps(worker, every=8)
 >>> for batch in batches:
 ...     for name, g in gradients(local.params, batch).items():
@@ -94,7 +94,7 @@ class LocalSteps(_Local):
     The pseudo-gradient is ``Δ = w_global − w_local``: what was last pulled, less what k local steps
     made of it. The servers apply it with the job's optimizer, and the worker goes on from the result.
     With ``staleness=0`` the servers average the Δ of all workers: DiLoCo, with
-    ``optim.nesterov(0.7, momentum=0.9)``; with ``optim.sgd(1.0)`` it is local SGD, or federated
+    ``optim.sgd(0.7, momentum=0.9, nesterov=True)``; with ``optim.sgd(1.0)`` it is local SGD, or federated
     averaging. Asynchronously each Δ is applied when it comes; then it is one of W, so divide the
     outer learning rate by the number of workers, and mind that momentum over stale Δ overshoots.
 
@@ -180,9 +180,12 @@ class ElasticAveraging(_Local):
 
     def __init__(self, worker: Worker, alpha: float, every: int, *, timeout: float | None = None) -> None:
         self.alpha = checks.number("alpha", alpha, above=0, below=1)
-        name = worker._job(timeout).job.optimizer["name"]
-        if name != "sgd":
-            raise ConfigurationError(f"elastic averaging needs optimizer=optim.sgd(1.0), this job has {name}")
+        optimizer = worker._job(timeout).job.optimizer
+        if optimizer["name"] != "sgd" or optimizer["hyper"].get("momentum"):
+            with_momentum = " with momentum" if optimizer["name"] == "sgd" else ""
+            raise ConfigurationError(
+                f"elastic averaging needs optimizer=optim.sgd(1.0), this job has {optimizer['name']}{with_momentum}"
+            )
         super().__init__(worker, every, timeout)
         self._centre: dict[str, Any] = {name: np.empty_like(value) for name, value in self.params.items()}
 

@@ -26,10 +26,13 @@ PARAMETERS = tuple(Parameter(name, shape, "float64") for name, shape in SHAPES.i
 CASES: dict[str, tuple[OptimizerSpec, Callable[[Any], Any]]] = {
     "sgd": (optim.sgd(0.1, weight_decay=0.01), lambda ps: torch.optim.SGD(ps, 0.1, weight_decay=0.01)),
     "momentum": (
-        optim.momentum(0.1, momentum=0.9, dampening=0.5),
+        optim.sgd(0.1, momentum=0.9, dampening=0.5),
         lambda ps: torch.optim.SGD(ps, 0.1, momentum=0.9, dampening=0.5),
     ),
-    "nesterov": (optim.nesterov(0.1), lambda ps: torch.optim.SGD(ps, 0.1, momentum=0.9, nesterov=True)),
+    "nesterov": (
+        optim.sgd(0.1, momentum=0.9, nesterov=True),
+        lambda ps: torch.optim.SGD(ps, 0.1, momentum=0.9, nesterov=True),
+    ),
     "adam": (optim.adam(0.1, weight_decay=0.1), lambda ps: torch.optim.Adam(ps, 0.1, weight_decay=0.1)),
     "adamw": (optim.adamw(0.1), lambda ps: torch.optim.AdamW(ps, 0.1)),
     "amsgrad": (optim.amsgrad(0.1), lambda ps: torch.optim.Adam(ps, 0.1, amsgrad=True)),

@@ -48,8 +48,7 @@ def closed(open_: Callable[..., pipeline.Channel]) -> Callable[..., None]:
 
 #: What is made without a cluster, and good arguments for what has no default.
 ALONE: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
-    **{name: (getattr(optim, name), {}) for name in ("adam", "adadelta", "ftrl", "lion", "rmsprop", "sgd")},
-    "nesterov": (optim.nesterov, {"learning_rate": 0.1}),
+    **{name: (getattr(optim, name), {}) for name in optim.registry.BUILTIN},
     "group": (optim.group, {"pattern": "*"}),
     "scale_linearly": (optim.scale_linearly, {"spec_or_rate": SGD, "workers": 2}),
     "cosine_decay": (optim.cosine_decay, {"init_value": 0.1, "decay_steps": 10}),

@@ -25,7 +25,7 @@ from zmqps.errors import DeviceMemoryError, NonFiniteGradientError, ProtocolErro
 from zmqps.gpu.device import Device
 from zmqps.gpu.staging import INBOUND_SLOTS, DeviceMemory, Streams, device_nbytes
 from zmqps.nodes.server import ServerConfig, make_shard
-from zmqps.optim import adam, group, momentum
+from zmqps.optim import adam, group, sgd
 from zmqps.testing import AsyncTraining, Faults, HostDevice, Simulation
 
 CONFIG = ServerConfig(coordinator="tcp://127.0.0.1:1", kernels="numpy")
@@ -35,7 +35,7 @@ PARAMETERS = (
     Parameter("frozen", (30,), "float32"),
     Parameter("b", (5,), "float16"),
 )
-SPEC = momentum(0.1, momentum=0.9, groups=[group("frozen", frozen=True), group("b", learning_rate=0.5)])
+SPEC = sgd(0.1, momentum=0.9, groups=[group("frozen", frozen=True), group("b", learning_rate=0.5)])
 COMPENSATE = {"name": "compensate", "lambda": 0.04}
 
 

@@ -19,7 +19,7 @@ from zmqps.core.server.dense.beside import GRANT_NBYTES, LEAST_NBYTES
 from zmqps.core.server.dense.memory import HostMemory
 from zmqps.errors import ServerMemoryError
 from zmqps.nodes.server import ServerConfig, make_shard
-from zmqps.optim import momentum, sgd
+from zmqps.optim import sgd
 
 NAMES = [f"p{i}" for i in range(8)]
 SIZE = 2000
@@ -54,7 +54,7 @@ def test_values_are_what_was_acknowledged(staleness: int | None, short_of_memory
     options = {"servers": 1, "workers": 1, "slice_nbytes": 16 << 10, "once": True}
     with InProcessCluster(**options) as cluster, zmqps.connect(cluster.address) as worker:
         zeros = {name: np.zeros(SIZE, np.float32) for name in NAMES}
-        optimizer = momentum(1.0, momentum=0.5) if staleness is None else sgd(1.0)
+        optimizer = sgd(1.0, momentum=0.5) if staleness is None else sgd(1.0)
         worker.init(zeros, optimizer=optimizer, staleness=staleness)
         short_of_memory["probability"] = 0.05
         value = velocity = 0.0

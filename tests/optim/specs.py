@@ -14,10 +14,10 @@ SPECS: dict[str, OptimizerSpec] = {
     "sgd": optim.sgd(),
     "sgd with decay": optim.sgd(0.3, weight_decay=0.1),
     "sgd clipped": optim.sgd(0.3, weight_decay=0.1, clip_value=0.5),
-    "momentum": optim.momentum(0.1),
-    "momentum with options": optim.momentum(0.1, momentum=0.7, dampening=0.4, weight_decay=0.1),
-    "nesterov": optim.nesterov(0.1),
-    "nesterov with decay": optim.nesterov(0.1, momentum=0.7, weight_decay=0.1),
+    "momentum": optim.sgd(0.1, momentum=0.9),
+    "momentum with options": optim.sgd(0.1, momentum=0.7, dampening=0.4, weight_decay=0.1),
+    "nesterov": optim.sgd(0.1, momentum=0.9, nesterov=True),
+    "nesterov with decay": optim.sgd(0.1, momentum=0.7, weight_decay=0.1, nesterov=True),
     "adagrad": optim.adagrad(),
     "adagrad with options": optim.adagrad(
         0.2, learning_rate_decay=0.3, initial_accumulator_value=0.5, eps=1e-3, weight_decay=0.1

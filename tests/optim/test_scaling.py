@@ -15,7 +15,6 @@ from zmqps.optim import (
     group,
     linear_decay,
     linear_warmup,
-    momentum,
     one_cycle,
     piecewise,
     polynomial_decay,
@@ -67,9 +66,9 @@ def test_a_warm_up_of_its_own_is_kept_and_gets_no_second_one() -> None:
 
 def test_an_optimizer_keeps_everything_but_its_rates_and_those_of_its_groups() -> None:
     groups = [group("*.bias", learning_rate=0.5), group("norm.*", weight_decay=0.0), group("old.*", frozen=True)]
-    spec = momentum(0.1, momentum=0.8, weight_decay=1e-4, clip_value=1.0, groups=groups)
+    spec = sgd(0.1, momentum=0.8, weight_decay=1e-4, clip_value=1.0, groups=groups)
     scaled = scale_linearly(spec, 8)
-    assert scaled == momentum(
+    assert scaled == sgd(
         0.1 * 8,
         momentum=0.8,
         weight_decay=1e-4,

@@ -117,6 +117,9 @@ def test_a_group_that_is_meant_for_nothing_is_found() -> None:
         (lambda: optim.ftrl(groups=[group("*", learning_rate=0.0)]), "ftrl: learning_rate must be .* above 0"),
         (lambda: optim.sgd(groups=[{"pattern": "*"}, 3]), "made by zmqps.optim.group, not 3"),
         (lambda: optim.sgd(groups="*.bias"), "groups must be a sequence"),
+        (lambda: optim.sgd(nesterov=True), "nesterov=True needs momentum above 0, such as momentum=0.9"),
+        (lambda: optim.sgd(nesterov=True, momentum=0.9, dampening=0.1), "takes no dampening: leave out dampening"),
+        (lambda: optim.sgd(nesterov=True, momentum=0.9, groups=[group("*", dampening=0.1)]), "takes no dampening"),
         (lambda: group(), "group: give a pattern"),
         (lambda: group("*", names=["w"]), "not both"),
         (lambda: group(names="w"), "group: names must be names, .* not 'w'"),
@@ -126,8 +129,8 @@ def test_a_group_that_is_meant_for_nothing_is_found() -> None:
         (lambda: group("*", weight_decay=-1.0), "group: weight_decay must be a finite number at least 0"),
         (lambda: OptimizerSpec(name="adam", hyper={"b1": 0.9}), "adam needs a value for b2, eps"),
         (
-            lambda: OptimizerSpec(name="sgd", hyper={"nesterov": True}),
-            "sgd has no option 'nesterov'; its options are weight_decay",
+            lambda: OptimizerSpec(name="sgd", hyper={"b1": 0.9}),
+            "sgd has no option 'b1'; its options are dampening, momentum, nesterov, weight_decay",
         ),
         (lambda: OptimizerSpec(name="sgd", hyper={"learning_rate": 0.5}), "sgd has no option 'learning_rate'"),
     ],
@@ -169,7 +172,7 @@ CLIPS = st.none() | st.floats(1e-3, 1e3)
 COMMON = {"weight_decay": SMALL, "clip_value": CLIPS, "groups": GROUPS}
 VALID = st.one_of(
     st.builds(optim.sgd, RATES, **COMMON),
-    st.builds(optim.momentum, RATES, momentum=UNIT, dampening=UNIT, **COMMON),
+    st.builds(optim.sgd, RATES, momentum=UNIT, dampening=UNIT, **COMMON),
     st.builds(optim.rmsprop, RATES, momentum=st.just(0.0) | UNIT, centered=st.booleans(), **COMMON),
     st.builds(optim.adamw, RATES, b1=UNIT, b2=UNIT, eps=SMALL, **COMMON),
 )

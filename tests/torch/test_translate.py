@@ -61,7 +61,7 @@ def test_groups_may_differ_in_every_number() -> None:
     assert [dict(g.hyper) for g in spec.groups] == [{"b1": 0.5, "eps": 1e-3}, {}]
     groups = [{"params": [p["a"]]}, {"params": [p["b"]], "momentum": 0.5}]
     spec = spec_of(torch.optim.SGD(groups, lr=0.1), p.items())
-    assert (spec.name, spec.hyper["momentum"], spec.groups[0].hyper) == ("momentum", 0.0, {"momentum": 0.5})
+    assert (spec.name, spec.hyper["momentum"], spec.groups[0].hyper) == ("sgd", 0.0, {"momentum": 0.5})
 
 
 def test_groups_may_not_differ_in_flags() -> None:
@@ -99,15 +99,14 @@ def test_numbers_are_said_of_the_groups_that_the_spec_has() -> None:
     numbers = Numbers(sgd, len(p))
     assert len(spec_of(sgd, p.items()).groups) == 2
     first = numbers.now(sgd.param_groups)
-    assert first == (
-        {"learning_rate": 0.1, "weight_decay": 0.0}, [{"learning_rate": 0.5, "weight_decay": 0.0}, None],
-    )  # fmt: skip
+    same = {"weight_decay": 0.0, "momentum": 0.0, "dampening": 0.0}
+    assert first == ({"learning_rate": 0.1, **same}, [{"learning_rate": 0.5, **same}, None])
     assert numbers.now(sgd.param_groups) is first, "nothing has changed"
     sgd.param_groups[2]["lr"].fill_(0.25)
-    assert numbers.now(sgd.param_groups) == (first[0], [{"learning_rate": 0.25, "weight_decay": 0.0}, None])
+    assert numbers.now(sgd.param_groups) == (first[0], [{"learning_rate": 0.25, **same}, None])
     assert Numbers(torch.optim.SGD(p.values(), lr=0.1), len(p)).now([{"lr": 1, "momentum": 0, "dampening": 0,
         "weight_decay": 0, "nesterov": False, "maximize": False, "differentiable": False}]) == (
-        {"learning_rate": 1.0, "weight_decay": 0.0}, None,
+        {"learning_rate": 1.0, **same}, None,
     )  # fmt: skip
 
 

@@ -26,9 +26,7 @@ from zmqps.errors import CheckpointMismatchError, OptimizerError
 #: Optimizer -> its class in ``torch.optim``, whether that counts steps, and slot -> name there, in the order of the
 #: slots. A slot that only some options have may be missing on both sides.
 TWINS: dict[str, tuple[str, bool, dict[str, str]]] = {
-    "sgd": ("SGD", False, {}),
-    "momentum": ("SGD", False, {"u": "momentum_buffer"}),
-    "nesterov": ("SGD", False, {"u": "momentum_buffer"}),
+    "sgd": ("SGD", False, {"u": "momentum_buffer"}),
     "adam": ("Adam", True, {"m": "exp_avg", "v": "exp_avg_sq"}),
     "adamw": ("AdamW", True, {"m": "exp_avg", "v": "exp_avg_sq"}),
     "amsgrad": ("Adam", True, {"m": "exp_avg", "v": "exp_avg_sq", "p": "max_exp_avg_sq"}),

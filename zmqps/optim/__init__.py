@@ -30,8 +30,6 @@ from .rules.adamw import adamw
 from .rules.amsgrad import amsgrad
 from .rules.ftrl import ftrl
 from .rules.lion import lion
-from .rules.momentum import momentum
-from .rules.nesterov import nesterov
 from .rules.rmsprop import rmsprop
 from .rules.rowwise_adagrad import rowwise_adagrad
 from .rules.sgd import sgd
@@ -63,8 +61,6 @@ __all__ = [
     "linear_warmup",
     "lion",
     "make_kernel",
-    "momentum",
-    "nesterov",
     "number",
     "one_cycle",
     "piecewise",

@@ -7,7 +7,7 @@ a device's), so that `kernels` can run it on blocks of an array or compile it ov
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import Field, dataclass, replace
 from functools import cache
 from typing import Any, ClassVar, Self
@@ -69,8 +69,6 @@ class Rule(ABC):
     """
 
     name: ClassVar[str]
-    #: Whether `scalars` are the same at every step as long as the learning rate is. Not inherited.
-    steady: ClassVar[bool] = False
 
     learning_rate: Rate = option(RateOption())
     weight_decay: float = number(at_least=0.0, default=0.0)
@@ -81,7 +79,13 @@ class Rule(ABC):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        cls.steady = vars(cls).get("steady", False)
+        if "steady" not in vars(cls):
+            cls.steady = False  # type: ignore[assignment, method-assign]
+
+    @property
+    def steady(self) -> bool:
+        """Whether `scalars` are the same at every step as long as the learning rate is. Not inherited."""
+        return False
 
     @classmethod
     def numbers(cls) -> tuple[str, ...]:
@@ -90,6 +94,10 @@ class Rule(ABC):
         Those are what groups may differ in and what may be set while a job is trained: all options but flags.
         """
         return tuple(f.name for f in number_fields(cls))
+
+    @classmethod  # noqa: B027  (most need no check)
+    def check(cls, sets: Sequence[Mapping[str, Any]]) -> None:
+        """Raise `OptimizerError` if options do not go together: those of parameters in no group, then of each group."""
 
     def changed(self, values: Mapping[str, float]) -> Self:
         """Return the rule with some of its `numbers` changed.

@@ -21,8 +21,6 @@ BUILTIN = {
     "amsgrad": "AMSGrad",
     "ftrl": "FTRL",
     "lion": "Lion",
-    "momentum": "Momentum",
-    "nesterov": "Nesterov",
     "rmsprop": "RMSProp",
     "rowwise_adagrad": "RowwiseAdagrad",
     "sgd": "SGD",

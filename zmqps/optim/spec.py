@@ -72,6 +72,7 @@ class OptimizerSpec:
         for each in self.groups:
             if each.hyper:
                 check_fields(f"{self.name}: group", numbers, each.hyper, partial=True)
+        cls.check([hyper, *(hyper | dict(each.hyper) for each in self.groups if each.hyper)])
         common = {name: getattr(self, name) for name in ("learning_rate", "clip_value", "clip_norm")}
         return cls, hyper | common
 

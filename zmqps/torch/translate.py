@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from zmqps.errors import OptimizerError, listed
-from zmqps.optim import OptimizerSpec, adadelta, adagrad, adam, adamw, amsgrad, group, momentum, nesterov, rmsprop, sgd
+from zmqps.optim import OptimizerSpec, adadelta, adagrad, adam, adamw, amsgrad, group, rmsprop, sgd
 from zmqps.torch.rows import is_rows
 
 #: How PyTorch computes, not what.
@@ -37,13 +37,8 @@ class Kind(NamedTuple):
 
 
 def _sgd(o: Options, rows: Sequence[Row], common: dict[str, Any]) -> OptimizerSpec:
-    own = dict(rows[0])
-    pressed, damped = own.pop("momentum"), own.pop("dampening")
-    if o["nesterov"]:
-        return nesterov(momentum=pressed, **own, **common)
-    if any(row["momentum"] for row in rows):
-        return momentum(momentum=pressed, dampening=damped, **own, **common)
-    return sgd(**own, **common)
+    nesterov = bool(o["nesterov"]) and any(row["momentum"] for row in rows)
+    return sgd(nesterov=nesterov, **rows[0], **common)
 
 
 def _adam(o: Options, rows: Sequence[Row], common: dict[str, Any]) -> OptimizerSpec:
@@ -148,7 +143,7 @@ class Numbers:
         rows = [_row(kind, each) for each in optimizer.param_groups]
         made = kind.make(optimizer.param_groups[0], rows, {})
         self._sent = {"learning_rate", *made.hyper} & {name for names in kind.numbers.values() for name in names}
-        self._has_momentum = made.name != "rmsprop" or any(row["momentum"] for row in rows)
+        self._has_momentum = any(row.get("momentum") for row in rows)
         self._used = [number for number, each in enumerate(optimizer.param_groups) if number and _dense(each)]
         owned = {id(tensor) for each in optimizer.param_groups for tensor in _dense(each)}
         self._frozen = len(owned) < num_parameters
@@ -175,7 +170,7 @@ class Numbers:
         """
         read = [self._read(each) for each in groups]
         if read != self._last:
-            self._check(read)
+            self._check(groups, read)
             self._now = self._translated(groups)
             self._last = read
         return self._now
@@ -189,16 +184,16 @@ class Numbers:
         ]
         return rows[0], [*(rows[number] for number in self._used), *[None] * self._frozen] or None
 
-    def _check(self, read: Sequence[Sequence[Any]]) -> None:
+    def _check(self, groups: Sequence[Options], read: Sequence[Sequence[Any]]) -> None:
         if len(read) != len(self._began):
             raise OptimizerError(f"the job began with {len(self._began)} param groups, now there are {len(read)}")
         for number, (now, began) in enumerate(zip(read, self._began, strict=True)):
             for option, new, old in zip(self._options, now, began, strict=True):
                 refused = option in self._flags and new != old
                 if option == "momentum" and new:
-                    refused = "momentum" not in self._sent or not self._has_momentum
-                if option == "dampening" and new != old:
-                    refused = "dampening" not in self._sent and "momentum" in self._sent
+                    refused = not self._has_momentum
+                if option == "dampening" and new:
+                    refused = groups[0]["nesterov"]
                 if refused:
                     raise OptimizerError(
                         f"param group {number}: {option} has gone from {old} to {new}, which needs other state on the "

@@ -52,7 +52,7 @@ def test_what_cannot_be_is_refused_with_what_to_do(options: dict[str, Any], mode
 def test_only_of_plain_sgd_a_worker_knows_what_a_gradient_does() -> None:
     assert rate_of(*job()) == 0.5
     for optimizer in (
-        optim.momentum(0.5),
+        optim.sgd(0.5, momentum=0.9),
         optim.rowwise_adagrad(0.5),
         optim.sgd(0.5, weight_decay=0.1),
         optim.sgd(0.5, clip_value=1.0),

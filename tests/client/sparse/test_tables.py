@@ -104,7 +104,7 @@ def test_what_is_no_table_is_said_where_it_is_written(options: dict[str, Any], s
 
 def test_a_rule_with_more_slots_than_rows_have_is_said_where_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("zmqps.optim.rows.MOST_SLOTS", 1)
-    table(4, optimizer=optim.momentum(0.1))
+    table(4, optimizer=optim.sgd(0.1, momentum=0.9))
     with pytest.raises(OptimizerError, match="'adam' is not for tables"):
         table(4, optimizer=optim.adam(0.1))
 

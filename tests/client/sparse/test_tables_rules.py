@@ -77,7 +77,7 @@ class Trained:
 
 SPECS: dict[Rule, Callable[..., optim.OptimizerSpec]] = {
     sgd: lambda **more: optim.sgd(0.25, **more),
-    momentum: lambda **more: optim.momentum(0.1, momentum=0.8, dampening=0.25, **more),
+    momentum: lambda **more: optim.sgd(0.1, momentum=0.8, dampening=0.25, **more),
     adagrad: lambda **more: optim.adagrad(0.2, initial_accumulator_value=0.25, learning_rate_decay=0.1, **more),
     rowwise_adagrad: lambda **more: optim.rowwise_adagrad(0.2, initial_accumulator_value=0.5, **more),
     adam: lambda **more: optim.adam(0.02, b2=0.99, **more),

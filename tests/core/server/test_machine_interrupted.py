@@ -27,7 +27,7 @@ from zmqps.core.server.dense.stale import treated
 from zmqps.core.server.shard import Shard
 from zmqps.core.treatments import Compensate, Drop
 from zmqps.errors import ServerMemoryError, ShardBrokenError
-from zmqps.optim import OptimizerSpec, momentum
+from zmqps.optim import OptimizerSpec, sgd
 from zmqps.testing.jobs.training import ReferenceRules
 
 pytestmark = pytest.mark.repeats
@@ -103,7 +103,7 @@ def server_of(kind: str, rules: type[ReferenceRules]) -> Server:
 
     server = Server(make)
     options = {"staleness": 0, "retain": 2 if kind == "retained" else 0} if kind in ("sync", "retained") else {}
-    server.spec = replace(job("a", "b", "c", **options), optimizer=momentum(0.5).to_wire())
+    server.spec = replace(job("a", "b", "c", **options), optimizer=sgd(0.5, momentum=0.9).to_wire())
     server.train("w", "v")
     server.get(Load(2, 1, ((2, 0, ()),), (np.zeros(8, np.float32),)), "loader")
     return server

@@ -139,7 +139,7 @@ def rate_of(job: JobSpec, spec: TableSpec) -> float | None:
     counts: Any = spec.step_counts
     rule = kernel_of_table(spec.optimizer, spec.name, spec.dim, "numpy", counts).rule
     rate = rule.learning_rate
-    changed = rule.weight_decay or rule.clip_value is not None or rule.clip_norm is not None
+    changed = rule.slots or rule.weight_decay or rule.clip_value is not None or rule.clip_norm is not None
     if rule.name != "sgd" or rule.frozen or changed or isinstance(rate, Schedule):
         return None
     return float(rate) if spec.admit == 1 and job.push_codec == RAW else None

@@ -19,7 +19,7 @@ from zmqps.core.worker.ranges import TakeRange
 from zmqps.core.worker.session import SessionKernel
 from zmqps.core.worker.transfer import Cargo, PullTransfer, PushTransfer, Source, Target, plan
 from zmqps.errors import DeadlineError, PSError, ServerMemoryError, TableFullError, VersionError
-from zmqps.optim import momentum
+from zmqps.optim import sgd
 from zmqps.testing.engine import Node, Program
 from zmqps.testing.jobs.asynchronous import RETRIES
 from zmqps.testing.jobs.ranges import RangeWitness
@@ -127,7 +127,7 @@ class SyncTraining(Training):
         if self.values:
             dtypes += BUFFERS
             parameters += tuple(Parameter(f"{dtype}.buffer", (self.size,), dtype, True) for dtype in BUFFERS)
-        spec = momentum(RATE, momentum=MOMENTUM, clip_norm=self.clip_norm).to_wire()
+        spec = sgd(RATE, momentum=MOMENTUM, clip_norm=self.clip_norm).to_wire()
         job = JobSpec(
             parameters=parameters,
             optimizer=spec,

@@ -16,7 +16,7 @@ from zmqps.core.server.shard import Shard
 from zmqps.core.server.tables.rows import rows_in
 from zmqps.core.worker.rows import RowSource, RowTarget
 from zmqps.core.worker.transfer import PullTransfer, PushTransfer
-from zmqps.optim import momentum
+from zmqps.optim import sgd
 from zmqps.rows.initial import Initial
 from zmqps.testing.jobs.tables import IDS, TableTransfers, beginnings, numbers_of, shards_of_ids, some_ids, there
 
@@ -57,7 +57,7 @@ def table_specs(names: Sequence[str]) -> tuple[TableSpec, ...]:
         TableSpec(
             name=name,
             dim=DIM,
-            optimizer=momentum(RATE, momentum=MOMENTUM).to_wire(),
+            optimizer=sgd(RATE, momentum=MOMENTUM).to_wire(),
             initial=Initial("normal", 0.0, 1.0, 3).to_wire(),
             capacity_nbytes=CAPACITY_ROWS * (8 * DIM + 13) if name == "full" else None,
         )

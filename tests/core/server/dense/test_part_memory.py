@@ -23,7 +23,7 @@ from zmqps.core.server.dense.stale import treated
 from zmqps.core.server.shard import Shard
 from zmqps.core.treatments import Compensate, Divide, Treatment
 from zmqps.errors import InternalError, ShardBrokenError
-from zmqps.optim import group, momentum
+from zmqps.optim import group, sgd
 
 A, B, C = b"a" * 16, b"b" * 16, b"c" * 16
 SIZE = 8
@@ -34,7 +34,7 @@ PARAMETERS = [
     Parameter("c", (SIZE // 2,), "float32"),
     Parameter("d", (SIZE,), "float64"),
 ]
-SPEC = momentum(0.5, groups=[group("c", learning_rate=0.25)])
+SPEC = sgd(0.5, momentum=0.9, groups=[group("c", learning_rate=0.25)])
 PLACEMENT = Placement.balance(KeySpace(PARAMETERS), 1, 4 * SIZE)
 SLICES = PLACEMENT.slices[0]
 ALL = tuple(range(len(SLICES)))

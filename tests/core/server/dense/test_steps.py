@@ -18,7 +18,7 @@ from zmqps.core.server.dense import aggregate
 from zmqps.core.server.ledger import Result
 from zmqps.core.server.shard import Shard
 from zmqps.errors import LimitError, NonFiniteGradientError, ProtocolError, SliceRangeError, VersionError
-from zmqps.optim import momentum, sgd
+from zmqps.optim import sgd
 from zmqps.testing.jobs.training import ReferenceRules
 
 A, B, C = b"a" * 16, b"b" * 16, b"c" * 16
@@ -116,7 +116,7 @@ def test_several_pushes_make_one_step() -> None:
 
 
 def test_a_step_to_which_nobody_pushed_a_slice_is_a_version_of_it_all_the_same() -> None:
-    shard = make(momentum(1.0))
+    shard = make(sgd(1.0, momentum=0.9))
     collect(shard, 1.0, parts=BOTH[:1])
     commit(shard, A)
     assert shard.dense.pull(BOTH)[1] == (1, 1)
@@ -323,7 +323,7 @@ def test_a_mean_over_all_contributors_divides_by_their_examples() -> None:
 
 
 def test_of_a_step_that_is_left_out_nothing_is_applied_and_its_version_is_there() -> None:
-    shard = make(momentum(1.0))
+    shard = make(sgd(1.0, momentum=0.9))
     collect(shard, 2.0)
     shard.dense.collect([(0, 0, ())], [np.full(SIZE, 7.0, "f4")], (A, 2), 0, 1, "w", (SET,))
     before = [state.steps.tolist() for state in shard.slices]

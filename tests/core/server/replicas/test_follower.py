@@ -27,7 +27,7 @@ DIM = 2
 OPTIONS = {
     "plain": {"optimizer": optim.adam(0.1)},
     "expires": {"optimizer": optim.rowwise_adagrad(0.1), "expire_steps": 2},
-    "evicts": {"optimizer": optim.momentum(0.1), "capacity_nbytes": 400, "when_full": "evict"},
+    "evicts": {"optimizer": optim.sgd(0.1, momentum=0.9), "capacity_nbytes": 400, "when_full": "evict"},
 }
 IDS = st.sets(st.integers(0, 30), max_size=6)
 #: What is pushed to which table; or news are told; or the next piece is read.
