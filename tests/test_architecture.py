@@ -165,7 +165,7 @@ EXCEPTIONS = {
     "zmqps/core/coordinator/described.py": {"shlex"},  # a name in a command that is advised
     "zmqps/rows/arena.py": {"mmap", "sys"},  # address space, of which what is written to becomes memory
     "zmqps/codecs/registry.py": {"importlib"},  # a user's codec by its entry point
-    "zmqps/optim/registry.py": {"importlib"},  # an optimizer's module by its name; a user's by its entry point
+    "zmqps/optim/registry.py": {"importlib"},  # a user's optimizer, by its entry point
 }
 #: … and what may stand under `if TYPE_CHECKING:`, for it is never imported.
 FOR_TYPING = {"typing_extensions"}

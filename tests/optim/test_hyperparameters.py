@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -132,8 +133,8 @@ def test_the_wire_form_of_groups_without_such_numbers_is_what_it_was() -> None:
 
 def test_rules_of_which_some_need_fewer_slots_share_those_of_the_others() -> None:
     spec = optim.rmsprop(groups=[group("*.b", momentum=0.9)])
-    assert spec.slots(NAMES) == (("v", "u"), (0.0, 0.0))
-    assert spec.slots(["a.w"]) == (("v",), (0.0,))
+    assert spec.slots_of(NAMES) == (("v", "u"), (0.0, 0.0))
+    assert spec.slots_of(["a.w"]) == (("v",), (0.0,))
 
 
 @pytest.mark.parametrize(
@@ -186,8 +187,14 @@ def numbers_of(spec: OptimizerSpec, values: Mapping[str, float]) -> tuple[float,
     return tuple(STAYS if n is None else n for n in terms(spec, values)[1:])
 
 
-@pytest.mark.parametrize("backend", ["numpy", "numba", "device", "fused"])
-@pytest.mark.parametrize("run", RUNS)
+#: For each backend: no slot, and other code than that of before.
+OTHER_CODE = ("sgd decays from the second step on", "momentum rests and goes on", "rmsprop rests and goes on")
+
+
+@pytest.mark.parametrize(
+    ("run", "backend"),
+    [*((run, "numpy") for run in RUNS), *product(OTHER_CODE, ("numba", "device", "fused"))],
+)
 def test_a_kernel_with_set_numbers_computes_what_one_made_with_them_does(run: str, backend: str) -> None:
     spec, steps = RUNS[run]
     (rule,), _ = spec.rules(NAMES)

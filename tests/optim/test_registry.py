@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import sys
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, EntryPoints
+from pathlib import Path
 from types import ModuleType
 
 import numpy as np
@@ -12,7 +15,8 @@ import pytest
 
 from zmqps import optim
 from zmqps.errors import OptimizerError
-from zmqps.optim import OptimizerSpec, Rule, flag, group, make_kernel, number, registry
+from zmqps.optim import OptimizerSpec, Rule, flag, group, make_kernel, number, registry, rules
+from zmqps.optim.spec import rule_class
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,11 +37,20 @@ class SignDescent(Rule):
         return update
 
 
+@dataclass(frozen=True, kw_only=True)
+class Needy(SignDescent):
+    name = "needy"
+
+    limit: float = number(above=0.0)
+    forward: bool = flag(default=True)
+
+
 @pytest.fixture(autouse=True)
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pretend that a package with these entry points is installed here."""
     module = ModuleType("somebodys_optimizers")
     module.SignDescent = SignDescent
+    module.Needy = Needy
     module.number = 3
     monkeypatch.setitem(sys.modules, module.__name__, module)
     targets = {
@@ -45,6 +58,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
         "not_a_rule": "somebodys_optimizers:number",
         "unfinished": "zmqps.optim:Rule",
         "broken": "no_such_module:Rule",
+        "needy": "somebodys_optimizers:Needy",
         "adam": "somebodys_optimizers:SignDescent",
     }
     points = EntryPoints(EntryPoint(name, target, "zmqps.optimizers") for name, target in targets.items())
@@ -62,6 +76,13 @@ def test_a_registered_optimizer_runs_by_name() -> None:
             assert w.tolist() == [expected, -expected]
 
 
+@pytest.mark.parametrize("forward", [False, True])
+def test_a_flag_that_is_on_by_default_can_be_off(forward: bool) -> None:
+    sent = optim.custom("needy", limit=1.0, forward=forward)
+    (rule,), _ = OptimizerSpec.from_wire(OptimizerSpec.from_wire(sent.to_wire()).to_wire()).rules(["w"])
+    assert (rule.limit, rule.forward) == (1.0, forward)
+
+
 def test_the_script_needs_no_optimizer_of_that_name_but_the_server_does() -> None:
     spec = optim.custom("elsewhere", anything=1)
     assert spec.to_wire()["hyper"] == {"weight_decay": 0.0, "anything": 1}
@@ -77,6 +98,7 @@ def test_the_script_needs_no_optimizer_of_that_name_but_the_server_does() -> Non
         ("sign_descent", {"scale": True}, "sign_descent: scale must be a finite number"),
         ("sign_descent", {"blunt": 1.0}, "sign_descent has no option 'blunt'; its options are reverse, scale, sharp"),
         ("sign_descent", {"frozen": True}, "sign_descent has no option 'frozen'"),
+        ("needy", {}, "needy needs a value for limit"),
         ("not_a_rule", {}, "entry point 'not_a_rule' .* is 3; let it name a subclass of zmqps.optim.Rule"),
         ("unfinished", {}, "let it name a subclass of zmqps.optim.Rule with scalars and an equation"),
         ("broken", {}, "'broken' .*cannot be loaded .ModuleNotFoundError.*repair or remove its package"),
@@ -88,9 +110,20 @@ def test_what_the_class_does_not_take_is_refused_on_the_server(name: str, hyper,
 
 
 def test_a_package_cannot_take_the_name_of_a_builtin() -> None:
-    assert registry.rule_class("adam").__module__ == "zmqps.optim.rules.adam"
+    assert rule_class("adam").__module__ == "zmqps.optim.rules.adam"
 
 
-def test_every_builtin_is_found_under_its_own_name() -> None:
-    assert {name: registry.rule_class(name).name for name in registry.BUILTIN} == {n: n for n in registry.BUILTIN}
-    assert set(registry.BUILTIN) <= set(optim.__all__)
+def test_every_builtin_has_a_module_and_is_exported_under_its_name() -> None:
+    modules = {path.stem for path in Path(rules.__file__).parent.glob("*.py")} - {"__init__"}
+    assert modules == set(registry.BUILTIN) <= set(optim.__all__), "import each of rules/ in zmqps/optim/__init__.py"
+    assert {name: getattr(optim, name) for name in modules} == registry.BUILTIN
+    assert all(rule_class(name).name == name for name in modules)
+
+
+@pytest.mark.parametrize("name", registry.BUILTIN)
+def test_the_docstring_of_a_builtin_describes_each_option_of_its_signature_once(name: str) -> None:
+    cls = registry.BUILTIN[name]
+    described = re.findall(r"^(\w+(?:, \w+)*) : ", cls.__doc__, re.MULTILINE)
+    assert sorted(", ".join(described).split(", ")) == sorted(inspect.signature(cls).parameters)
+    assert list(inspect.signature(cls).parameters)[:2] == ["learning_rate", "weight_decay"]
+    assert "\n\nExamples\n--------\n>>> " in cls.__doc__

@@ -9,10 +9,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from zmqps.checkpoint.torch_state import TWINS  # noqa: E402
 from zmqps.errors import OptimizerError  # noqa: E402
 from zmqps.optim import Hyperparameters, make_kernel  # noqa: E402
 from zmqps.torch import spec_of  # noqa: E402
-from zmqps.torch.translate import Numbers  # noqa: E402
+from zmqps.torch.translate import KNOWN, Numbers  # noqa: E402
 
 
 def named() -> dict[str, Any]:
@@ -62,6 +63,13 @@ def test_groups_may_differ_in_every_number() -> None:
     groups = [{"params": [p["a"]]}, {"params": [p["b"]], "momentum": 0.5}]
     spec = spec_of(torch.optim.SGD(groups, lr=0.1), p.items())
     assert (spec.name, spec.hyper["momentum"], spec.groups[0].hyper) == ("sgd", 0.0, {"momentum": 0.5})
+
+
+def test_every_optimizer_that_pytorch_has_is_one_that_is_translated() -> None:
+    p = named()
+    options: dict[type, list[dict[str, Any]]] = {torch.optim.Adam: [{}, {"amsgrad": True}]}
+    made = [cls(p.values(), **more) for cls in KNOWN for more in options.get(cls, [{}])]
+    assert {spec_of(one, p.items()).name for one in made} == set(TWINS)
 
 
 def test_groups_may_not_differ_in_flags() -> None:
@@ -188,7 +196,7 @@ def test_servers_rules_with_the_numbers_of_each_step_compute_what_torch_does(cas
     theirs = make([{"params": [p["a"]]}, {"params": [p["b"]]}])
     spec, numbers = spec_of(theirs, p.items()), Numbers(theirs, 2)
     rules, rule_of = spec.rules(list(p))
-    slots, fills = spec.slots(list(p))
+    slots, fills = spec.slots_of(list(p))
     kernels = [make_kernel(rule, backend, slots=slots) for rule in rules]
     values = {name: tensor.detach().numpy().copy() for name, tensor in p.items()}
     state = {name: tuple(np.full(7, fill) for fill in fills) for name in p}

@@ -128,7 +128,7 @@ def from_torch(
     parameters = tuple(Parameter(n, tuple(t.shape), str(t.dtype).removeprefix("torch.")) for n, t in tensors.items())
     owned = {id(p): optimizer.state.get(p, {}) for group in optimizer.param_groups for p in group["params"]}
     states = {name: owned.get(id(tensor), {}) for name, tensor in tensors.items()}
-    names, begins = spec.slots(list(tensors))
+    names, begins = spec.slots_of(list(tensors))
     fills = dict(zip(names, begins, strict=True))
     keyspace = KeySpace(parameters)
     placement = Placement.balance(keyspace, 1)

@@ -227,7 +227,7 @@ def _slots_of(job: JobSpec) -> tuple[str, ...]:
     names = [parameter.name for parameter in job.parameters]
     if not names:
         return ()
-    return OptimizerSpec.from_wire(job.optimizer).slots(names)[0]
+    return OptimizerSpec.from_wire(job.optimizer).slots_of(names)[0]
 
 
 #: What servers may ask of files -> whether it changes them.

@@ -242,7 +242,7 @@ def make_shard(
     coders = [codecs.parse(text) for text in (job.push_codec, job.pull_codec)]
     check_for_values(job.pull_codec)
     names = [parameter.name for parameter in job.parameters]
-    num_slots, num_workers = len(spec.slots(names)[0]), max(1, room.num_workers)
+    num_slots, num_workers = len(spec.slots_of(names)[0]), max(1, room.num_workers)
     device, required, beside = None, 0, None
     if streams is not None:
         memory = device_memory(streams, placement, index, num_slots, job, num_workers, DOORS.coding())

@@ -9,7 +9,7 @@ A training script names an optimizer with its numbers, as plain data::
 and the servers, which know the equations, apply it.
 """
 
-from .base import Rule, slots_of
+from .custom import custom
 from .decays import (
     cosine_decay,
     exponential_decay,
@@ -35,7 +35,7 @@ from .rules.rowwise_adagrad import rowwise_adagrad
 from .rules.sgd import sgd
 from .scaling import scale_linearly
 from .schedules import Schedule, constant, linear_warmup
-from .spec import OptimizerSpec, custom
+from .spec import OptimizerSpec, Rule, slots_of
 
 __all__ = [
     "Group",

@@ -12,9 +12,9 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from . import row_fused
-from .base import Rule
 from .kernels import Elementwise
 from .rows import Array, RowKernel, check_for_rows
+from .spec import Rule
 
 
 class Chunks(Protocol):

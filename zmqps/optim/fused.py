@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import OptimizerError
-from .base import Rule
+from .spec import Rule
 
 #: numpy's dtype -> the type of CUDA C.
 TYPES = {"float32": "float", "float64": "double"}

@@ -59,6 +59,14 @@ class Group:
         return plain | ({"hyper": dict(self.hyper)} if self.hyper else {})
 
 
+@dataclass(frozen=True)
+class Groups:
+    """Some parameter groups, as `groups_of` takes them."""
+
+    def accept(self, label: str, value: object) -> tuple[Group, ...]:
+        return groups_of(value)
+
+
 def group(
     pattern: str | None = None,
     *,

@@ -6,10 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ..errors import OptimizerError
-from .base import Rule, number_fields, slots_of
 from .options import Number, check_fields
-from .registry import BUILTIN, rule_class
-from .spec import OptimizerSpec
+from .registry import BUILTIN
+from .spec import OptimizerSpec, Rule, number_fields, rule_class, slots_of
 
 #: Of a group, by name: None where the optimizer's own holds.
 Row = dict[str, float | None]

@@ -26,9 +26,9 @@ import numpy as np
 from ..errors import OptimizerError
 from ..jit import compiled, inner
 from . import fused, loops
-from .base import Rule
 from .options import LARGEST
 from .schedules import Schedule
+from .spec import Rule
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray

@@ -2,33 +2,63 @@
 
 from __future__ import annotations
 
-from importlib import import_module
+from abc import ABC
 from importlib.metadata import entry_points
-from inspect import isabstract
+from inspect import cleandoc
+from typing import Any, TypeVar
 
+from .. import checks
 from ..errors import OptimizerError
-from .base import Rule
+
+T = TypeVar("T")
 
 #: A package that brings an optimizer declares ``[project.entry-points."zmqps.optimizers"]  name = "module:Class"``.
 ENTRY_POINT_GROUP = "zmqps.optimizers"
 
-#: Name, which is also its module, -> class. Imported on first use, because those modules use this one.
-BUILTIN = {
-    "adadelta": "Adadelta",
-    "adagrad": "Adagrad",
-    "adam": "Adam",
-    "adamw": "AdamW",
-    "amsgrad": "AMSGrad",
-    "ftrl": "FTRL",
-    "lion": "Lion",
-    "rmsprop": "RMSProp",
-    "rowwise_adagrad": "RowwiseAdagrad",
-    "sgd": "SGD",
-}
+#: Name -> class; `builtin` adds each.
+BUILTIN: dict[str, Any] = {}
 
 
-def rule_class(name: str) -> type[Rule]:
-    """Return the optimizer of that name.
+def builtin(cls: type[T]) -> type[T]:
+    """Let an optimizer be named by a peer, and by a script, whose mistakes in names of options are told."""
+    name: str = cls.name  # type: ignore[attr-defined]
+    BUILTIN[name] = cls
+    if cls.__doc__:  # not so with python -OO
+        cls.__doc__ = documented(*(each.__doc__ for each in cls.__mro__ if issubclass(each, ABC) and each.__doc__))
+    return checks.options_of(name, OptimizerError)(cls)
+
+
+def documented(doc: str, *bases: str) -> str:
+    """Return the docstring of an optimizer with the parameters that only those of its base classes have."""
+    begin, own, end = _split(doc)
+    first: list[str] = []
+    for base in bases:
+        names = {name for entry in (*first, *own) for name in _names(entry)}
+        others = [entry for entry in _split(base)[1] if names.isdisjoint(_names(entry))]
+        first += [entry for entry in others if "learning_rate" in _names(entry)]
+        own += [entry for entry in others if entry not in first]
+    return begin + "".join([*first, *own]) + end
+
+
+def _split(doc: str) -> tuple[str, list[str], str]:
+    """Return what comes before the parameters of a docstring, each of these, and what comes after."""
+    begin, title, rest = cleandoc(doc).partition("Parameters\n----------\n")
+    parameters, _, end = rest.partition("\n\n")
+    entries: list[str] = []
+    for line in parameters.splitlines():
+        if line.startswith(" "):
+            entries[-1] += f"{line}\n"
+        else:
+            entries.append(f"{line}\n")
+    return begin + title, entries, f"\n{end}"
+
+
+def _names(entry: str) -> list[str]:
+    return entry.partition(" :")[0].split(", ")
+
+
+def find(name: str) -> object:
+    """Return what has that name: the class of an optimizer, if its package is right.
 
     Raises
     ------
@@ -36,18 +66,7 @@ def rule_class(name: str) -> type[Rule]:
         No optimizer has that name, or the package that registered it cannot be loaded.
     """
     if name in BUILTIN:
-        found = getattr(import_module(f"{__package__}.rules.{name}"), BUILTIN[name])
-    else:
-        found = _load(name)
-    if not (isinstance(found, type) and issubclass(found, Rule)) or isabstract(found):
-        raise OptimizerError(
-            f"entry point {name!r} of group {ENTRY_POINT_GROUP!r} is {found!r}; let it name a subclass of "
-            "zmqps.optim.Rule with scalars and an equation"
-        )
-    return found
-
-
-def _load(name: str) -> object:
+        return BUILTIN[name]
     registered = {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
     if name not in registered:
         raise OptimizerError(

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from ..errors import OptimizerError
 from . import fused
-from .base import Rule
 from .fused import Body, Source, Symbol
+from .spec import Rule
 
 PREAMBLE = (
     fused.PREAMBLE

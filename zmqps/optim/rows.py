@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -17,10 +16,9 @@ import numpy as np
 from ..errors import OptimizerError
 from ..jit import compiled, inner
 from . import row_loops
-from .base import Rule
 from .kernels import MOST_SLOTS, Equation, identity, renamed
 from .schedules import Schedule
-from .spec import OptimizerSpec
+from .spec import OptimizerSpec, Rule
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -47,7 +45,7 @@ class RowKernel:
         self._xp: Any = np  # the namespace of what it computes with
         self.slot_fill = rule.slot_fill
         self.row_slot_fill = rule.row_slot_fill
-        still = replace(rule, learning_rate=1.0)
+        still = rule.variant(learning_rate=1.0)
         self._varies = any(still.scalars(1) != still.scalars(step) for step in (2, 1000))
         self.counts = self._varies and step_counts == "rows"
         self._told = rule  # with the learning rate that was told last
@@ -106,7 +104,7 @@ class RowKernel:
     def _scalars(self, rate: float, step: int, after: Array | None) -> tuple[Array, Array]:
         """Return the scalars of some updates, and which of these each row needs."""
         if self._told.learning_rate != rate or isinstance(self._told.learning_rate, Schedule):
-            self._told, self._kept = replace(self.rule, learning_rate=rate), {}
+            self._told, self._kept = self.rule.variant(learning_rate=rate), {}
         if after is None:
             return np.array([self._at(step)], np.float32), np.empty(0, np.int64)
         different, which = np.unique(after, return_inverse=True)

@@ -1,37 +1,52 @@
-r"""Adadelta: the step has the units of the values, so the learning rate has none.
-
-.. math::
-    v &\leftarrow \rho v + (1 - \rho)\,g^2 \\
-    d &= \sqrt{\frac{a + \epsilon}{v + \epsilon}}\;g \\
-    a &\leftarrow \rho a + (1 - \rho)\,d^2 \\
-    w &\leftarrow w - \eta\,d
-"""
+"""Adadelta."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
-from ... import checks
-from ...errors import OptimizerError
-from ..base import Rule
-from ..groups import Group
-from ..options import number
-from ..schedules import Rate
-from ..spec import OptimizerSpec
+from ..options import number, option
+from ..registry import builtin
+from ..schedules import Rate, RateOption
+from ..spec import Rule
 
 
-@dataclass(frozen=True, kw_only=True)
+@builtin
+@dataclass(frozen=True)
 class Adadelta(Rule):
-    """The rule of `adadelta`."""
+    r"""Adadelta, which needs no learning rate of its own.
+
+    .. math::
+        v &\leftarrow \rho v + (1 - \rho)\,g^2 \\
+        d &= \sqrt{\frac{a + \epsilon}{v + \epsilon}}\;g \\
+        a &\leftarrow \rho a + (1 - \rho)\,d^2 \\
+        w &\leftarrow w - \eta\,d
+
+    Parameters
+    ----------
+    rho : float
+        :math:`\rho`, how much of the two means each step keeps.
+    eps : float
+        :math:`\epsilon`, above 0; the first steps are of its root's size.
+
+    Examples
+    --------
+    >>> spec = adadelta(rho=0.95)
+
+    References
+    ----------
+    Zeiler, "ADADELTA: An Adaptive Learning Rate Method", 2012.
+    """
 
     name = "adadelta"
     steady = True
     slots = ("v", "a")
 
-    rho: float = number(at_least=0.0, at_most=1.0)
-    eps: float = number(above=0.0)
+    learning_rate: Rate = option(RateOption(), 1.0)
+    _: KW_ONLY
+    rho: float = number(at_least=0.0, at_most=1.0, default=0.9)
+    eps: float = number(above=0.0, default=1e-6)
 
     def scalars(self, step: int) -> tuple[float, ...]:
         return self.rate(step), self.rho, 1.0 - self.rho, self.eps
@@ -46,60 +61,4 @@ class Adadelta(Rule):
         return update
 
 
-@checks.options(OptimizerError)
-def adadelta(
-    learning_rate: Rate = 1.0,
-    *,
-    rho: float = 0.9,
-    eps: float = 1e-6,
-    weight_decay: float = 0.0,
-    clip_value: float | None = None,
-    clip_norm: float | None = None,
-    count: str = "pushes",
-    groups: Sequence[Group] = (),
-) -> OptimizerSpec:
-    r"""Return Adadelta, which needs no learning rate of its own.
-
-    .. math::
-        v &\leftarrow \rho v + (1 - \rho)\,g^2 \\
-        d &= \sqrt{\frac{a + \epsilon}{v + \epsilon}}\;g \\
-        a &\leftarrow \rho a + (1 - \rho)\,d^2 \\
-        w &\leftarrow w - \eta\,d
-
-    Parameters
-    ----------
-    learning_rate : float or Schedule
-        :math:`\eta`.
-    rho : float
-        :math:`\rho`, how much of the two means each step keeps.
-    eps : float
-        :math:`\epsilon`, above 0; the first steps are of its root's size.
-    weight_decay : float
-        :math:`\lambda`; :math:`\lambda w` is added to the gradient.
-    clip_value : float, optional
-        Gradients are clipped to ``[-clip_value, clip_value]``, element by element.
-    clip_norm : float, optional
-        All gradients together are scaled to this norm where theirs is larger, before `clip_value`.
-    count : {"pushes", "steps"}
-        What schedules count where each worker's push is an update: those, or as many steps as all workers make.
-    groups : sequence of Group
-        Parameters with numbers of their own.
-
-    Examples
-    --------
-    >>> spec = adadelta(rho=0.95)
-
-    References
-    ----------
-    Zeiler, "ADADELTA: An Adaptive Learning Rate Method", 2012.
-    """
-    hyper = {"rho": rho, "eps": eps, "weight_decay": weight_decay}
-    return OptimizerSpec(
-        name="adadelta",
-        hyper=hyper,
-        learning_rate=learning_rate,
-        clip_value=clip_value,
-        clip_norm=clip_norm,
-        count=count,
-        groups=groups,
-    )
+adadelta = Adadelta

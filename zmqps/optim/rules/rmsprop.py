@@ -1,35 +1,61 @@
-r"""RMSProp: a step over the root of the mean squared gradient.
-
-.. math::
-    v &\leftarrow \alpha v + (1 - \alpha)\,g^2 \\
-    w &\leftarrow w - \eta\,\frac{g}{\sqrt{v} + \epsilon}
-"""
+"""RMSProp."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
-from ... import checks
-from ...errors import OptimizerError
-from ..base import Rule
-from ..groups import Group
-from ..options import flag, number
-from ..schedules import Rate
-from ..spec import OptimizerSpec, said
+from ..options import flag, number, option
+from ..registry import builtin
+from ..schedules import Rate, RateOption
+from ..spec import Rule
 
 
-@dataclass(frozen=True, kw_only=True)
+@builtin
+@dataclass(frozen=True)
 class RMSProp(Rule):
-    """The rule of `rmsprop`; its options decide which slots there are."""
+    r"""RMSProp.
+
+    .. math::
+        v &\leftarrow \alpha v + (1 - \alpha)\,g^2 \\
+        w &\leftarrow w - \eta\,\frac{g}{\sqrt{v} + \epsilon}
+
+    With `centered`, :math:`v` is replaced by the variance :math:`|v - \bar g^2|`, where :math:`\bar g \leftarrow
+    \alpha \bar g + (1 - \alpha)\,g`. With `momentum` :math:`\mu`, the quotient is not applied itself but goes into
+    :math:`u \leftarrow \mu u + g / (\sqrt v + \epsilon)`, and :math:`w \leftarrow w - \eta\,u`.
+
+    Parameters
+    ----------
+    decay : float
+        :math:`\alpha`, how much of the means each step keeps.
+    eps : float
+        :math:`\epsilon`, keeps the denominator from zero.
+    momentum : float
+        :math:`\mu`; above 0, the quotients go through momentum and need another slot.
+    centered : bool
+        Whether to divide by the standard deviation, which needs another slot.
+    eps_in_sqrt : bool
+        Whether :math:`\epsilon` is added under the root, as Keras and optax do: :math:`\sqrt{v + \epsilon}`.
+
+    Examples
+    --------
+    >>> spec = rmsprop(learning_rate=1e-3, momentum=0.9, centered=True)
+
+    References
+    ----------
+    Tieleman and Hinton, "Lecture 6.5: rmsprop", Coursera, 2012; centered: Graves, "Generating Sequences With
+    Recurrent Neural Networks", 2013. In the form of ``torch.optim.RMSprop``.
+    """
 
     name = "rmsprop"
 
-    decay: float = number(at_least=0.0, at_most=1.0)
-    eps: float = number(at_least=0.0)
-    momentum: float = number(at_least=0.0, below=1.0)
-    centered: bool = flag()
+    learning_rate: Rate = option(RateOption(), 1e-2)
+    _: KW_ONLY
+    decay: float = number(at_least=0.0, at_most=1.0, default=0.99)
+    eps: float = number(at_least=0.0, default=1e-8)
+    momentum: float = number(at_least=0.0, below=1.0, default=0.0)
+    centered: bool = flag(default=False)
     eps_in_sqrt: bool = flag(default=False)
 
     @property
@@ -114,78 +140,4 @@ def _eps_in_root(xp: Any) -> tuple[Equation, Equation, Equation, Equation]:
     return plain, rolling, centered, centered_rolling
 
 
-@checks.options(OptimizerError)
-def rmsprop(
-    learning_rate: Rate = 1e-2,
-    *,
-    decay: float = 0.99,
-    eps: float = 1e-8,
-    momentum: float = 0.0,
-    centered: bool = False,
-    weight_decay: float = 0.0,
-    eps_in_sqrt: bool = False,
-    clip_value: float | None = None,
-    clip_norm: float | None = None,
-    count: str = "pushes",
-    groups: Sequence[Group] = (),
-) -> OptimizerSpec:
-    r"""Return RMSProp.
-
-    .. math::
-        v &\leftarrow \alpha v + (1 - \alpha)\,g^2 \\
-        w &\leftarrow w - \eta\,\frac{g}{\sqrt{v} + \epsilon}
-
-    With `centered`, :math:`v` is replaced by the variance :math:`|v - \bar g^2|`, where :math:`\bar g \leftarrow
-    \alpha \bar g + (1 - \alpha)\,g`. With `momentum` :math:`\mu`, the quotient is not applied itself but goes into
-    :math:`u \leftarrow \mu u + g / (\sqrt v + \epsilon)`, and :math:`w \leftarrow w - \eta\,u`.
-
-    Parameters
-    ----------
-    learning_rate : float or Schedule
-        :math:`\eta`.
-    decay : float
-        :math:`\alpha`, how much of the means each step keeps.
-    eps : float
-        :math:`\epsilon`, keeps the denominator from zero.
-    momentum : float
-        :math:`\mu`; above 0, the quotients go through momentum and need another slot.
-    centered : bool
-        Whether to divide by the standard deviation, which needs another slot.
-    weight_decay : float
-        :math:`\lambda`; :math:`\lambda w` is added to the gradient.
-    eps_in_sqrt : bool
-        Whether :math:`\epsilon` is added under the root, as Keras and optax do: :math:`\sqrt{v + \epsilon}`.
-    clip_value : float, optional
-        Gradients are clipped to ``[-clip_value, clip_value]``, element by element.
-    clip_norm : float, optional
-        All gradients together are scaled to this norm where theirs is larger, before `clip_value`.
-    count : {"pushes", "steps"}
-        What schedules count where each worker's push is an update: those, or as many steps as all workers make.
-    groups : sequence of Group
-        Parameters with numbers of their own.
-
-    Examples
-    --------
-    >>> spec = rmsprop(learning_rate=1e-3, momentum=0.9, centered=True)
-
-    References
-    ----------
-    Tieleman and Hinton, "Lecture 6.5: rmsprop", Coursera, 2012; centered: Graves, "Generating Sequences With
-    Recurrent Neural Networks", 2013. In the form of ``torch.optim.RMSprop``.
-    """
-    hyper = {
-        "decay": decay,
-        "eps": eps,
-        "momentum": momentum,
-        "centered": centered,
-        "weight_decay": weight_decay,
-    } | said(eps_in_sqrt=eps_in_sqrt)
-    return OptimizerSpec(
-        name="rmsprop",
-        hyper=hyper,
-        learning_rate=learning_rate,
-        clip_value=clip_value,
-        clip_norm=clip_norm,
-        count=count,
-        groups=groups,
-    )
+rmsprop = RMSProp

@@ -1,34 +1,53 @@
-r"""Row-wise Adagrad: Adagrad with one accumulator for a whole row of a table.
-
-.. math::
-    v &\leftarrow v + \tfrac1d \sum_j g_j^2 \\
-    w &\leftarrow w - \eta\,\frac{g}{\sqrt{v} + \epsilon}
-"""
+"""Row-wise Adagrad."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
-from ... import checks
-from ...errors import OptimizerError
-from ..base import Rule
-from ..options import number
-from ..schedules import Rate
-from ..spec import OptimizerSpec
+from ..options import number, option
+from ..registry import builtin
+from ..schedules import Rate, RateOption
+from ..spec import Rule
 
 
-@dataclass(frozen=True, kw_only=True)
+@builtin
+@dataclass(frozen=True)
 class RowwiseAdagrad(Rule):
-    """The rule of `rowwise_adagrad`."""
+    r"""Row-wise Adagrad, for tables alone: it keeps one number a row, and so almost no memory.
+
+    .. math::
+        v &\leftarrow v + \tfrac1d \sum_j g_j^2 \\
+        w &\leftarrow w - \eta\,\frac{g}{\sqrt{v} + \epsilon}
+
+    Parameters
+    ----------
+    initial_accumulator_value : float
+        What :math:`v` starts with.
+    eps : float
+        :math:`\epsilon`, keeps the denominator from zero.
+    clip_norm : float, optional
+        Each row's gradient is scaled to this norm where its own is larger, before `clip_value`.
+
+    Examples
+    --------
+    >>> spec = rowwise_adagrad(learning_rate=0.05)
+
+    References
+    ----------
+    FBGEMM's ``EXACT_ROWWISE_ADAGRAD``; Mudigere et al., "Software-Hardware Co-design for Fast and Scalable Training of
+    Deep Learning Recommendation Models", ISCA 2022.
+    """
 
     name = "rowwise_adagrad"
     row_slots = ("v",)
     steady = True
 
-    initial_accumulator_value: float = number(at_least=0.0)
-    eps: float = number(at_least=0.0)
+    learning_rate: Rate = option(RateOption(), 1e-2)
+    _: KW_ONLY
+    initial_accumulator_value: float = number(at_least=0.0, default=0.0)
+    eps: float = number(at_least=0.0, default=1e-8)
 
     @property
     def row_slot_fill(self) -> tuple[float, ...]:
@@ -50,55 +69,4 @@ class RowwiseAdagrad(Rule):
         return update
 
 
-@checks.options(OptimizerError)
-def rowwise_adagrad(
-    learning_rate: Rate = 1e-2,
-    *,
-    initial_accumulator_value: float = 0.0,
-    eps: float = 1e-8,
-    weight_decay: float = 0.0,
-    clip_value: float | None = None,
-    clip_norm: float | None = None,
-    count: str = "pushes",
-) -> OptimizerSpec:
-    r"""Return row-wise Adagrad, for tables alone: it keeps one number a row, and so almost no memory.
-
-    .. math::
-        v &\leftarrow v + \tfrac1d \sum_j g_j^2 \\
-        w &\leftarrow w - \eta\,\frac{g}{\sqrt{v} + \epsilon}
-
-    Parameters
-    ----------
-    learning_rate : float or Schedule
-        :math:`\eta`.
-    initial_accumulator_value : float
-        What :math:`v` starts with.
-    eps : float
-        :math:`\epsilon`, keeps the denominator from zero.
-    weight_decay : float
-        :math:`\lambda`; :math:`\lambda w` is added to the gradient.
-    clip_value : float, optional
-        Gradients are clipped to ``[-clip_value, clip_value]``, element by element.
-    clip_norm : float, optional
-        Each row's gradient is scaled to this norm where its own is larger, before `clip_value`.
-    count : {"pushes", "steps"}
-        What schedules count where each worker's push is an update: those, or as many steps as all workers make.
-
-    Examples
-    --------
-    >>> spec = rowwise_adagrad(learning_rate=0.05)
-
-    References
-    ----------
-    FBGEMM's ``EXACT_ROWWISE_ADAGRAD``; Mudigere et al., "Software-Hardware Co-design for Fast and Scalable Training of
-    Deep Learning Recommendation Models", ISCA 2022.
-    """
-    hyper = {"initial_accumulator_value": initial_accumulator_value, "eps": eps, "weight_decay": weight_decay}
-    return OptimizerSpec(
-        name="rowwise_adagrad",
-        hyper=hyper,
-        learning_rate=learning_rate,
-        clip_value=clip_value,
-        clip_norm=clip_norm,
-        count=count,
-    )
+rowwise_adagrad = RowwiseAdagrad
