@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from dataclasses import fields
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -13,8 +14,12 @@ import pytest
 
 from tests import figures, roles
 from tests.imports import ROOT
+from tests.optim.specs import CASES
 from tests.picture import DOCUMENT, drawn
 from zmqps import __version__
+from zmqps.checkpoint.torch_state import TWINS
+from zmqps.optim import OptimizerSpec
+from zmqps.optim.registry import BUILTIN
 
 DOCUMENTS = [
     *ROOT.glob("*.md"),
@@ -154,6 +159,48 @@ def test_the_changelog_begins_with_what_is_unreleased_and_has_the_version() -> N
     assert [
         head for head in heads if re.fullmatch(rf"\[{re.escape(__version__)}\] - \d{{4}}-\d\d-\d\d", head)
     ] == heads[1:2]
+
+
+def _rows(document: str, head: str) -> list[list[str]]:
+    """Return the cells of the table whose head begins so."""
+    _, _, text = (ROOT / "docs" / document).read_text().partition(f"\n{head}")
+    lines = text.partition("\n\n")[0].split("\n")[2:]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def _named(cell: str) -> list[str]:
+    return re.findall(r"`(\w+)`", cell)
+
+
+def test_the_table_of_optimizers_has_each_with_its_options_and_their_defaults() -> None:
+    written = {
+        _named(name)[0]: {"learning_rate": float(rate.split(",")[0])}
+        | {option: ast.literal_eval(value) for option, value in re.findall(r"`(\w+)=([^`]+)`", options)}
+        for name, rate, options in _rows("optimizers.md", "| `zmqps.optim.`")
+    }
+    shared = {f.name: f.default for f in fields(OptimizerSpec) if f.name != "learning_rate"}
+    there = {
+        name: {f.name: f.default for f in fields(cls) if f.init and shared.get(f.name) != f.default}
+        for name, cls in BUILTIN.items()
+    }
+    assert written == there, "the first table of docs/optimizers.md"
+
+
+def test_the_table_of_numbers_that_change_has_each_of_every_optimizer() -> None:
+    written = {
+        name: {"learning_rate", "weight_decay", "initial_accumulator_value", *_named(numbers)} - {"nesterov"}
+        for names, numbers in _rows("optimizers.md", "| optimizer | what can be set")
+        for name in _named(names)
+    }
+    dense = {name: cls for name, cls in BUILTIN.items() if not cls().row_slots}
+    there = {name: {"initial_accumulator_value", *cls.numbers()} for name, cls in dense.items()}
+    assert written == there, "the table of docs/optimizers.md about numbers that change"
+
+
+def test_the_tables_of_optimizers_of_pytorch_have_each() -> None:
+    assert set(TWINS) == {case.spec.name for case in CASES.values() if case.torch}
+    assert {name for row in _rows("checkpoints.md", "| zmqps | `torch.optim`") for name in _named(row[0])} == set(TWINS)
+    assert {name for row in _rows("torch.md", "| `torch.optim`") for name in _named(row[-1])} == set(TWINS)
 
 
 def test_each_line_of_what_pytorch_has_names_a_test_that_there_is() -> None:

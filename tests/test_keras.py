@@ -109,6 +109,15 @@ RULES: dict[str, Callable[[], Any]] = {
     "a schedule": lambda: keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(0.02, 12)),
     "another schedule": lambda: keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 3, 0.5)),
 }
+#: Optimizers that Keras lacks, or that have another equation there.
+NOT_IN_KERAS = {"ftrl", "rowwise_adagrad"}
+
+
+def test_every_optimizer_that_keras_has_is_one_that_is_translated() -> None:
+    made = {zmqps.keras.translated(make()).name for make in RULES.values()}
+    assert made == set(optim.registry.BUILTIN) - NOT_IN_KERAS
+
+
 #: Looser in float64: our norm has 1e-6 added, and Keras computes schedules in float32.
 LOOSE = {"clipped by norm": 1e-5, "a schedule": 1e-6, "another schedule": 1e-6}
 #: Keras rounds its own numbers, say 0.999, to float32 before TensorFlow computes with them.

@@ -1,77 +1,80 @@
-"""Write optim_golden.npz: what PyTorch's optimizers and schedulers do, and two that it lacks.
+"""Write tests/data/optim: what the optimizers and schedulers of PyTorch do, or the papers of those that it lacks.
 
-Run it in an environment with ``torch==2.13.0`` (CPU) and numpy::
+    PYTHONPATH=. python tests/data/make_optim_golden.py [NAME…]
 
-    python tests/data/make_optim_golden.py
+writes the files that `tests/optim/specs.py` has cases for and that are not there, and those named: an optimizer, or
+``schedules``. Only what comes from PyTorch needs it, ``torch==2.13.0`` (CPU).
 
-Every case starts from ``w0`` and takes the gradients ``g``, one row a step; ``case/dtype`` holds the
-values after each step. FTRL and Lion are written here element by element from their papers, in
-float64. ``schedule/case`` holds the learning rate of each step.
+Every case starts from ``w0`` and takes the gradients ``g`` of ``begin.npz``, one row a step. The file of an optimizer
+has the values after each step as ``case/dtype``; what is written here element by element from a paper is in float64.
+``schedules.npz`` holds the learning rate of each step.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
+from tests.optim.specs import CASES, Case
+
+FOLDER = Path(__file__).with_name("optim")
 STEPS, SIZE = 8, 37
-CLIP = 0.5
 
-ADAM: dict[str, Any] = {"lr": 0.02, "betas": (0.8, 0.95), "eps": 1e-3, "weight_decay": 0.1}
-RMSPROP: dict[str, Any] = {"lr": 0.03, "alpha": 0.9, "eps": 1e-4, "weight_decay": 0.1}
-
-TORCH: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
-    "sgd": (torch.optim.SGD, {}),
-    "sgd with decay": (torch.optim.SGD, {"lr": 0.3, "weight_decay": 0.1}),
-    "momentum": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
-    "momentum with options": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.7, "dampening": 0.4, "weight_decay": 0.1}),
-    "nesterov": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
-    "nesterov with decay": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.7, "nesterov": True, "weight_decay": 0.1}),
-    "adagrad": (torch.optim.Adagrad, {}),
-    "adagrad with options": (
-        torch.optim.Adagrad,
-        {"lr": 0.2, "lr_decay": 0.3, "initial_accumulator_value": 0.5, "eps": 1e-3, "weight_decay": 0.1},
-    ),
-    "adadelta": (torch.optim.Adadelta, {}),
-    "adadelta with options": (torch.optim.Adadelta, {"lr": 0.5, "rho": 0.8, "eps": 1e-3, "weight_decay": 0.1}),
-    "rmsprop": (torch.optim.RMSprop, {}),
-    "rmsprop with options": (torch.optim.RMSprop, RMSPROP),
-    "rmsprop centered": (torch.optim.RMSprop, RMSPROP | {"centered": True}),
-    "rmsprop with momentum": (torch.optim.RMSprop, RMSPROP | {"momentum": 0.8}),
-    "rmsprop centered with momentum": (torch.optim.RMSprop, RMSPROP | {"momentum": 0.8, "centered": True}),
-    "adam": (torch.optim.Adam, {}),
-    "adam with options": (torch.optim.Adam, ADAM),
-    "adam clipped": (torch.optim.Adam, ADAM),
-    "sgd clipped": (torch.optim.SGD, {"lr": 0.3, "weight_decay": 0.1}),
-    "adamw": (torch.optim.AdamW, {}),
-    "adamw with options": (torch.optim.AdamW, ADAM),
-    "amsgrad": (torch.optim.Adam, {"amsgrad": True}),
-    "amsgrad with options": (torch.optim.Adam, ADAM | {"amsgrad": True}),
-    "amsgrad decoupled": (torch.optim.AdamW, ADAM | {"amsgrad": True}),
-}
+Array = np.ndarray[Any, np.dtype[Any]]
 
 
-def torch_values(case: str, w0: np.ndarray, g: np.ndarray, dtype: torch.dtype) -> Iterator[np.ndarray]:
-    cls, options = TORCH[case]
-    w = torch.nn.Parameter(torch.tensor(w0, dtype=dtype))
-    optimizer = cls([w], foreach=False, **options)
+def begin() -> dict[str, Array]:
+    rng = np.random.default_rng(20240607)
+    # Values that float32 holds exactly, so both dtypes start from the same.
+    w0 = rng.standard_normal(SIZE).astype(np.float32).astype(np.float64)
+    g = rng.standard_normal((STEPS, SIZE)).astype(np.float32).astype(np.float64)
+    g[:, 0] = 0.0  # an element that never gets a gradient, and one whose gradient never changes
+    g[:, 1] = 0.25
+    return {"w0": w0, "g": g}
+
+
+def values(case: Case, w0: Array, g: Array) -> dict[str, Array]:
+    """Return the golden values of a case by dtype."""
+    if case.torch:
+        return {dtype: np.array(list(torch_values(case, w0, g, dtype))) for dtype in ("float32", "float64")}
+    written: Callable[..., Iterator[list[float]]] = {"ftrl": ftrl, "lion": lion}[case.spec.name]
+    return {"float64": np.array(list(written(w0, g, learning_rate=case.spec.learning_rate, **case.spec.hyper)))}
+
+
+def torch_values(case: Case, w0: Array, g: Array, dtype: str) -> Iterator[Array]:
+    import torch
+
+    w = torch.nn.Parameter(torch.tensor(w0, dtype=getattr(torch, dtype)))
+    optimizer = getattr(torch.optim, case.torch)([w], foreach=False, **case.options)
     for row in g:
-        w.grad = torch.tensor(row, dtype=dtype)
-        if "clipped" in case:
-            torch.nn.utils.clip_grad_value_([w], CLIP)
+        w.grad = torch.tensor(row, dtype=w.dtype)
+        if case.spec.clip_value is not None:
+            torch.nn.utils.clip_grad_value_([w], case.spec.clip_value)
         optimizer.step()
         yield w.detach().numpy().copy()
 
 
-def ftrl(g: np.ndarray, alpha: float, beta: float, l1: float, l2: float, n0: float) -> Iterator[list[float]]:
+def ftrl(
+    w0: Array,
+    g: Array,
+    *,
+    learning_rate: float,
+    beta: float,
+    l1: float,
+    l2: float,
+    initial_accumulator_value: float,
+    weight_decay: float,
+) -> Iterator[list[float]]:
     """McMahan et al. 2013, algorithm 1; its values start at 0."""
-    z, n, w = [0.0] * SIZE, [n0] * SIZE, [0.0] * SIZE
+    assert not weight_decay
+    alpha = learning_rate
+    z, n, w = [0.0] * SIZE, [initial_accumulator_value] * SIZE, [0.0] * SIZE
     for row in g.tolist():
         for i, gradient in enumerate(row):
             sigma = (math.sqrt(n[i] + gradient**2) - math.sqrt(n[i])) / alpha
@@ -84,7 +87,9 @@ def ftrl(g: np.ndarray, alpha: float, beta: float, l1: float, l2: float, n0: flo
         yield list(w)
 
 
-def lion(w0: np.ndarray, g: np.ndarray, rate: float, b1: float, b2: float, decay: float) -> Iterator[list[float]]:
+def lion(
+    w0: Array, g: Array, *, learning_rate: float, b1: float, b2: float, weight_decay: float
+) -> Iterator[list[float]]:
     """Chen et al. 2023, program 1."""
     w, m = w0.tolist(), [0.0] * SIZE
     for row in g.tolist():
@@ -92,11 +97,13 @@ def lion(w0: np.ndarray, g: np.ndarray, rate: float, b1: float, b2: float, decay
             update = gradient * (1 - b1) + m[i] * b1
             sign = (update > 0) - (update < 0)
             m[i] = gradient * (1 - b2) + m[i] * b2
-            w[i] -= rate * (sign + w[i] * decay)
+            w[i] -= learning_rate * (sign + w[i] * weight_decay)
         yield list(w)
 
 
 def schedules() -> dict[str, list[float]]:
+    import torch
+
     made: dict[str, Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]] = {
         "step_decay": lambda o: torch.optim.lr_scheduler.StepLR(o, step_size=3, gamma=0.5),
         "exponential_decay": lambda o: torch.optim.lr_scheduler.ExponentialLR(o, gamma=0.9),
@@ -124,24 +131,23 @@ def schedules() -> dict[str, list[float]]:
     return rates
 
 
-def main() -> None:
-    rng = np.random.default_rng(20240607)
-    # Values that float32 holds exactly, so both dtypes start from the same.
-    w0 = rng.standard_normal(SIZE).astype(np.float32).astype(np.float64)
-    g = rng.standard_normal((STEPS, SIZE)).astype(np.float32).astype(np.float64)
-    g[:, 0] = 0.0  # an element that never gets a gradient, and one whose gradient never changes
-    g[:, 1] = 0.25
-    golden = {"w0": w0, "g": g}
-    for case in TORCH:
-        for dtype in (torch.float32, torch.float64):
-            golden[f"{case}/{str(dtype)[6:]}"] = np.array(list(torch_values(case, w0, g, dtype)))
-    golden["ftrl/float64"] = np.array(list(ftrl(g, alpha=0.1, beta=1.0, l1=0.0, l2=0.0, n0=0.0)))
-    golden["ftrl with options/float64"] = np.array(list(ftrl(g, alpha=0.5, beta=0.7, l1=0.6, l2=0.3, n0=0.1)))
-    golden["lion/float64"] = np.array(list(lion(w0, g, rate=1e-4, b1=0.9, b2=0.99, decay=1e-3)))
-    golden["lion with options/float64"] = np.array(list(lion(w0, g, rate=0.05, b1=0.8, b2=0.95, decay=0.1)))
-    golden |= {f"schedule/{name}": np.array(rates) for name, rates in schedules().items()}
-    np.savez_compressed(Path(__file__).with_name("optim_golden.npz"), **golden)
+def main(named: list[str]) -> None:
+    FOLDER.mkdir(exist_ok=True)
+    start = begin()
+    files: dict[str, Callable[[], dict[str, Any]]] = {"begin": lambda: start, "schedules": schedules}
+    for optimizer in sorted({case.spec.name for case in CASES.values()}):
+        files[optimizer] = lambda optimizer=optimizer: {
+            f"{name}/{dtype}": array
+            for name, case in CASES.items()
+            if case.spec.name == optimizer
+            for dtype, array in values(case, **start).items()
+        }
+    for file, made in files.items():
+        path = FOLDER / f"{file}.npz"
+        if file in named or not path.exists():
+            np.savez_compressed(path, **made())
+            print(path)
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -12,7 +12,7 @@ from zmqps.optim import OptimizerSpec, linear_decay, linear_warmup, one_cycle, p
 
 
 def one_cycle_of_torch(step: int, peak: float, total: int, fraction: float, linear: bool) -> float:
-    """As ``OneCycleLR.get_lr`` writes it, phase by phase; optim_golden.npz has what it gave itself."""
+    """As ``OneCycleLR.get_lr`` writes it, phase by phase; schedules.npz has what it gave itself."""
     first, last = peak / 25.0, peak / 25.0 / 1e4
     phases = [(fraction * total - 1, first, peak), (total - 1, peak, last)]
     began = 0.0

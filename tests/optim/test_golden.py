@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -27,29 +28,53 @@ from zmqps.optim import (
     rmsprop,
     step_decay,
 )
+from zmqps.optim.kernels import ArrayKernel, FusedKernel, NumbaKernel
+from zmqps.optim.registry import BUILTIN
 
-GOLDEN = np.load(Path(__file__).parents[1] / "data" / "optim_golden.npz", allow_pickle=False)
+FOLDER = Path(__file__).parents[1] / "data" / "optim"
+
+
+@cache
+def golden(file: str) -> dict[str, np.ndarray]:
+    with np.load(FOLDER / f"{file}.npz", allow_pickle=False) as arrays:
+        return dict(arrays)
+
+
+BEGIN = golden("begin")
 
 #: PyTorch interpolates means where we add products, so the last bits differ.
 TOLERANCE = {"float32": {"rtol": 4e-6, "atol": 1e-6}, "float64": {"rtol": 1e-12, "atol": 1e-14}}
 
 
-def test_every_golden_case_has_a_spec() -> None:
-    assert {key.split("/")[0] for key in GOLDEN.files} == {*SPECS, "w0", "g", "schedule"}
+def test_every_optimizer_has_cases_and_each_case_its_golden_values() -> None:
+    optimizers = {spec.name for spec in SPECS.values()}
+    assert optimizers == {name for name, cls in BUILTIN.items() if not cls().row_slots}, "write cases in specs.py"
+    files = {path.stem for path in FOLDER.glob("*.npz")}
+    assert files == {*optimizers, "begin", "schedules"}, "run tests/data/make_optim_golden.py"
+    found = {key.split("/")[0] for optimizer in optimizers for key in golden(optimizer)}
+    assert found == set(SPECS), "run tests/data/make_optim_golden.py with the name of the optimizer"
 
 
 @pytest.mark.parametrize("backend", ["numpy", "numba", "device"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("case", SPECS)
-def test_values_after_each_step_are_the_reference_values(case: str, dtype: str, backend: str) -> None:
+def test_values_after_each_step_are_the_reference_values_and_bits_those_of_numpy(
+    case: str, dtype: str, backend: str
+) -> None:
     rule = rule_of(SPECS[case])
     kernel = make_kernel(rule, backend, np, elementwise)  # what a GPU would run, run by numpy
-    w = np.zeros_like(GOLDEN["w0"], dtype) if rule.name == "ftrl" else GOLDEN["w0"].astype(dtype)
-    slots = tuple(np.full_like(w, fill) for fill in rule.slot_fill)
-    expected = GOLDEN[f"{case}/{dtype}" if f"{case}/{dtype}" in GOLDEN else f"{case}/float64"]
-    for step, (g, values) in enumerate(zip(GOLDEN["g"].astype(dtype), expected, strict=True), start=1):
-        kernel(w, g, w, slots, step)
-        np.testing.assert_allclose(w, values, **TOLERANCE[dtype], err_msg=f"after step {step}")
+    assert type(kernel) is {"numpy": ArrayKernel, "numba": NumbaKernel, "device": FusedKernel}[backend]
+    w = np.zeros_like(BEGIN["w0"], dtype) if rule.name == "ftrl" else BEGIN["w0"].astype(dtype)
+    state = [w, *(np.full_like(w, fill) for fill in rule.slot_fill)]
+    reference = [array.copy() for array in state]
+    values = golden(rule.name)
+    expected = values[f"{case}/{dtype}" if f"{case}/{dtype}" in values else f"{case}/float64"]
+    for step, (g, row) in enumerate(zip(BEGIN["g"].astype(dtype), expected, strict=True), start=1):
+        kernel(w, g, w, tuple(state[1:]), step)
+        np.testing.assert_allclose(w, row, **TOLERANCE[dtype], err_msg=f"after step {step}")
+        make_kernel(rule)(reference[0], g, reference[0], tuple(reference[1:]), step)
+        assert [array.tobytes() for array in state] == [array.tobytes() for array in reference], f"step {step}"
+    assert {array.dtype for array in state} == {np.dtype(dtype)}
 
 
 @pytest.mark.parametrize(
@@ -68,7 +93,7 @@ def test_values_after_each_step_are_the_reference_values(case: str, dtype: str, 
     ids=lambda schedule: schedule.kind,
 )
 def test_schedules_are_those_of_pytorch(schedule) -> None:
-    expected = GOLDEN[f"schedule/{schedule.kind}{' linear' * getattr(schedule, 'linear', False)}"]
+    expected = golden("schedules")[f"{schedule.kind}{' linear' * getattr(schedule, 'linear', False)}"]
     np.testing.assert_allclose([schedule(step) for step in range(len(expected))], expected, rtol=1e-12, atol=1e-15)
 
 
@@ -117,8 +142,8 @@ RMSPROP = {"decay": 0.9, "eps": 1e-3, "eps_in_sqrt": True}
 def test_epsilon_can_be_where_keras_has_it(name: str, spec: OptimizerSpec, backend: str) -> None:
     rule = rule_of(spec)
     kernel = make_kernel(rule, backend, np, elementwise)
-    w = GOLDEN["w0"].copy()
+    w = BEGIN["w0"].copy()
     slots = tuple(np.full_like(w, fill) for fill in rule.slot_fill)
-    for step, (g, values) in enumerate(zip(GOLDEN["g"], _keras(name, w.copy(), GOLDEN["g"]), strict=True), start=1):
+    for step, (g, values) in enumerate(zip(BEGIN["g"], _keras(name, w.copy(), BEGIN["g"]), strict=True), start=1):
         kernel(w, g.copy(), w, slots, step)
         np.testing.assert_allclose(w, values, rtol=1e-12, atol=1e-13, err_msg=f"after step {step}")
