@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 
-from tests.optim.specs import SPECS, rule_of
+from tests.optim.specs import BY_SLOTS, SPECS, rule_of
 from tests.pace import allow
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec, Parameter
@@ -28,7 +28,7 @@ def small_blocks(monkeypatch) -> None:
 
 @pytest.mark.parametrize("backend", ["numpy", "numba"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("case", SPECS)
+@pytest.mark.parametrize("case", BY_SLOTS)
 def test_threads_give_the_bits_of_one(case: str, dtype: str, backend: str) -> None:
     rule = rule_of(SPECS[case])
     kernel, threads = make_kernel(rule, backend), ApplyThreads(3)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 import pytest
 
-from tests.optim.specs import SPECS, rule_of
+from tests.optim.specs import BY_SLOTS, SPECS, rule_of
 from tests.optim.written import elementwise
 from zmqps import optim
 from zmqps.errors import OptimizerError
@@ -38,7 +39,7 @@ class State:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("case", SPECS)
+@pytest.mark.parametrize("case", BY_SLOTS)
 def test_backends_agree_bit_for_bit_and_keep_the_dtype(case: str, dtype: str) -> None:
     rule = rule_of(SPECS[case])
     for size in (0, 1, 2, 997, BLOCK[dtype] - 1, BLOCK[dtype], BLOCK[dtype] + 1):
@@ -52,7 +53,7 @@ def test_backends_agree_bit_for_bit_and_keep_the_dtype(case: str, dtype: str) ->
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("case", SPECS)
+@pytest.mark.parametrize("case", BY_SLOTS)
 def test_updating_in_two_pieces_is_updating_whole(case: str, dtype: str, backend: str) -> None:
     rule = rule_of(SPECS[case])
     size = BLOCK[dtype] + 101
@@ -67,7 +68,7 @@ def test_updating_in_two_pieces_is_updating_whole(case: str, dtype: str, backend
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("case", SPECS)
+@pytest.mark.parametrize("case", BY_SLOTS)
 def test_updating_into_another_array_is_updating_in_place(case: str, dtype: str, backend: str) -> None:
     rule = rule_of(SPECS[case])
     size = BLOCK[dtype] + 101
@@ -136,9 +137,7 @@ def test_a_variance_that_rounds_below_zero_does_not_give_nan(backend: str) -> No
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("where", [0, 500, -1])
-def test_one_nan_or_infinity_is_found(backend: str, dtype: str, bad: float, where: int) -> None:
+def test_one_nan_or_infinity_is_found(backend: str, dtype: str) -> None:
     g = np.ones(BLOCK[dtype] + 7, dtype)
     g[1:7] = [
         0.0,
@@ -149,9 +148,11 @@ def test_one_nan_or_infinity_is_found(backend: str, dtype: str, bad: float, wher
         np.finfo(dtype).smallest_subnormal,
     ]
     assert all_finite(g, backend)
-    g[where] = bad
-    g.flags.writeable = False
-    assert not all_finite(g, backend)
+    for bad, where in product([np.nan, -np.nan, np.inf, -np.inf], [0, 500, -1]):
+        one = g.copy()
+        one[where] = bad
+        one.flags.writeable = False
+        assert not all_finite(one, backend), (bad, where)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -320,7 +321,7 @@ def test_a_scale_is_a_gradient_that_was_multiplied_before_all_else(case: str, dt
 
 
 @pytest.mark.parametrize("backend", ["numpy", "numba", "device"])
-@pytest.mark.parametrize("case", sorted(set(SPECS) - {"ftrl", "ftrl with options"}))
+@pytest.mark.parametrize("case", BY_SLOTS)
 def test_a_learning_rate_that_was_set_takes_the_place_of_the_rules_own(case: str, backend: str) -> None:
     rule = rule_of(SPECS[case])
     other = replace(rule, learning_rate=0.07)

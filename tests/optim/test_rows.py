@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.optim.specs import SPECS, rule_of
+from tests.optim.specs import BY_SLOTS, SPECS, rule_of
 from zmqps import optim
 from zmqps.errors import OptimizerError
 from zmqps.optim import Rule
@@ -23,6 +23,8 @@ ROW_SPECS = {
     "adam by row norm": optim.adam(0.02, clip_norm=1.0, weight_decay=0.1),
     "sgd that falls": optim.sgd(optim.step_decay(0.5, every=2, factor=0.5), clip_value=0.4, clip_norm=1.0),
 }
+#: For what does not depend on the equation of dense parameters.
+SOME = (*BY_SLOTS, *(name for name in ROW_SPECS if name not in SPECS))
 
 
 class Table:
@@ -66,7 +68,7 @@ def test_the_mean_of_a_rows_squares_is_right_at_any_length(name, dim):
 
 
 @pytest.mark.parametrize("step_counts", ["rows", "table"])
-@pytest.mark.parametrize("name", ROW_SPECS)
+@pytest.mark.parametrize("name", SOME)
 def test_the_compiled_loop_does_what_numpy_does(name, step_counts):
     kernels = [make_row_kernel(rule_of(ROW_SPECS[name]), 5, backend, step_counts) for backend in BACKENDS]
     one, other = (Table(kernel, start()) for kernel in kernels)
