@@ -29,11 +29,11 @@ class Pusher(Puller):
         self,
         grads: Mapping[str, Any],
         *,
-        timeout: float | None = None,
         atomic: bool = False,
         examples: int = 1,
         codec: str | Codec | None = None,
         step: bool | None = None,
+        timeout: float | None = None,
     ) -> None:
         """Send gradients; return when every shard has applied them.
 
@@ -44,8 +44,6 @@ class Pusher(Puller):
             they lie; for servers on this host they are copied once, to memory that those read. `gradient_buffers` are
             not even copied. Those on a GPU are copied to this host before this returns, after pending work of their
             library; for a codec that gives the same bits on every device (``portable``) they are encoded first.
-        timeout : float, optional
-            Seconds; by default as `connect` says, at least 60.
         atomic : bool
             Apply all of it on a shard at once, so that no other worker's update of that shard comes in between.
             Otherwise slices (4 MiB by default, see ``--slice-size``) are atomic. There is no guarantee across shards.
@@ -60,6 +58,8 @@ class Pusher(Puller):
             Not asynchronous: whether this ends the worker's step. By default it does if only frozen parameters
             (``optim.group(..., frozen=True)``) are left out. With False more pushes of the same step can follow; with
             True it ends the step whatever is in it, even nothing.
+        timeout : float, optional
+            Seconds; by default as `connect` says, at least 60.
 
         Raises
         ------
@@ -85,11 +85,11 @@ class Pusher(Puller):
         self,
         grads: Mapping[str, Any],
         *,
-        timeout: float | None = None,
         atomic: bool = False,
         examples: int = 1,
         codec: str | Codec | None = None,
         step: bool | None = None,
+        timeout: float | None = None,
     ) -> Future[None]:
         """`push`, as a future."""
         push, _ = (self._requests or self._job(timeout)).push(grads, examples, codec, atomic=atomic, step=step)
@@ -100,12 +100,12 @@ class Pusher(Puller):
         grads: Mapping[str, Any],
         *,
         out: Mapping[str, Any] | None = None,
-        timeout: float | None = None,
         examples: int = 1,
         codec: str | Codec | None = None,
         pull_codec: str | Codec | None = None,
         copy: bool = True,
         step: bool | None = None,
+        timeout: float | None = None,
     ) -> Params:
         """Send gradients and return the values after them, in one round trip.
 
@@ -138,12 +138,12 @@ class Pusher(Puller):
         grads: Mapping[str, Any],
         *,
         out: Mapping[str, Any] | None = None,
-        timeout: float | None = None,
         examples: int = 1,
         codec: str | Codec | None = None,
         pull_codec: str | Codec | None = None,
         copy: bool = True,
         step: bool | None = None,
+        timeout: float | None = None,
     ) -> Future[Params]:
         """`push_pull`, as a future."""
         requests = self._requests or self._job(timeout)

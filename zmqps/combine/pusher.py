@@ -131,16 +131,16 @@ class HostPusher(Pusher):
         self,
         grads: Mapping[str, Any],
         *,
-        timeout: float | None = None,
         atomic: bool = False,
         examples: int = 1,
         codec: str | Codec | None = None,
         step: bool | None = None,
+        timeout: float | None = None,
     ) -> Future[None]:
         """`push`, as a future."""
         bring = self._brings(grads, timeout, atomic, examples, codec, step)
         if bring is None:
-            return super().push_async(grads, timeout=timeout, atomic=atomic, examples=examples, codec=codec, step=step)
+            return super().push_async(grads, atomic=atomic, examples=examples, codec=codec, step=step, timeout=timeout)
         return self._begin(bring)
 
     def push_pull_async(
@@ -148,19 +148,19 @@ class HostPusher(Pusher):
         grads: Mapping[str, Any],
         *,
         out: Mapping[str, Any] | None = None,
-        timeout: float | None = None,
         examples: int = 1,
         codec: str | Codec | None = None,
         pull_codec: str | Codec | None = None,
         copy: bool = True,
         step: bool | None = None,
+        timeout: float | None = None,
     ) -> Future[Params]:
         """`push_pull`, as a future."""
         bring = self._brings(grads, timeout, False, examples, codec, step)
         if bring is None:
             return super().push_pull_async(
-                grads, out=out, timeout=timeout, examples=examples, codec=codec, pull_codec=pull_codec, copy=copy,
-                step=step,
+                grads, out=out, examples=examples, codec=codec, pull_codec=pull_codec, copy=copy, step=step,
+                timeout=timeout,
             )  # fmt: skip
         if out is not None and set(checks.mapping("out", out, "names to arrays")) != set(grads):
             raise ConfigurationError("push_pull returns what was pushed: out has the same names as grads")
