@@ -17,7 +17,7 @@ BOUND        = $(if $(call said,ADDRESS),--address '$(ADDRESS)')
 # of `make coordinator`: empty for none
 JOURNAL     ?= .zmqps/coordinator
 MEANT        = $(if $(call said,COORDINATOR)$(call said,ADDRESS)$(call said,PORT),--coordinator '$(COORDINATOR)')
-MODE        ?= async
+MODE        ?= sync
 STALENESS   ?= 3
 DEVICE      ?= cuda
 SEEDS       ?= 1000
@@ -184,7 +184,7 @@ bench-peers: $(INSTALLED) $(PEERS)/.installed ## zmqps beside TensorFlow, PyTorc
 bench-frameworks: $(FRAMEWORKS)/.installed ## PyTorch alone, DDP and zmqps: the same script three times, as docs/frameworks.md shows
 	$(FRAMEWORKS)/bin/python -m bench.frameworks
 
-demo: $(INSTALLED) ## train a small network on handwritten digits: SERVERS=2 WORKERS=4 MODE=async|sync|ssp STALENESS=3 FAULTS=1
+demo: $(INSTALLED) ## train a small network on handwritten digits: SERVERS=2 WORKERS=4 MODE=sync|async|bounded STALENESS=3 FAULTS=1
 	$(PY) examples/demo.py --servers $(SERVERS) --workers $(WORKERS) --mode $(MODE) --staleness $(STALENESS) $(if $(FAULTS),--faults)
 
 demo-sparse: $(INSTALLED) ## train recommenders with sparse tables, on MovieLens-100K (which it downloads) and on made-up clicks: SERVERS=2 WORKERS=4

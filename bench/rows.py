@@ -73,7 +73,7 @@ class RowWorker:
         self._work, self._number = work, number
         self._worker = zmqps.connect(address, timeout=TIMEOUT, transport=transport)
         tables = {NAME: zmqps.table(work.dim, optimizer=ROW_OPTIMIZERS[work.optimizer]())}
-        self._worker.init({}, tables=tables, timeout=TIMEOUT)
+        self._worker.init({}, tables=tables, mode="async", timeout=TIMEOUT)
         self._table = self._worker.table(NAME)
         self._ids = [ids_of(numbers) for numbers in work.batches(number)]
         self._grads = [gradients(work, batch) for batch in range(len(self._ids))]

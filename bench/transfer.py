@@ -44,18 +44,16 @@ class TransferWorker:
     operation
         ``push``, ``pull``, ``push_pull``, or ``layers``: a push_pull of each parameter after the other, whose
         gradients all lie in the same memory, as where a layer's gradient is pushed as soon as it is computed.
-    staleness
-        The mode, as `Worker.init` takes it.
+    mode
+        As `Worker.init` takes it.
     job
         The job's name.
     """
 
-    def __init__(
-        self, address: str, setup: Setup, operation: str, staleness: int | None = None, job: str = "default"
-    ) -> None:
+    def __init__(self, address: str, setup: Setup, operation: str, mode: str = "async", job: str = "default") -> None:
         shapes = models.find(setup.model)
         self._setup = setup
-        self._staleness = staleness
+        self._mode = mode
         io_threads = setup.io_threads or 1
         self._worker = zmqps.connect(
             address, job=job, timeout=TIMEOUT, transport=setup.transport, io_threads=io_threads
@@ -66,7 +64,7 @@ class TransferWorker:
         self._worker.init(
             start,
             optimizer=OPTIMIZERS[setup.optimizer](),
-            staleness=staleness,
+            mode=mode,
             push_codec=setup.codec,
             pull_codec=setup.pull_codec,
             timeout=TIMEOUT,
@@ -158,7 +156,7 @@ class TransferWorker:
     def deviation(self) -> float:
         """Return how far the servers' values are from what every worker's pushes make of them (`bench.reference`)."""
         values = self._worker.pull(codec="raw", timeout=TIMEOUT)
-        pushed_by = self._setup.workers if self._staleness is None else 1
+        pushed_by = self._setup.workers if self._mode == "async" else 1
         start = models.arrays(models.find(self._setup.model), START_SCALE)  # not kept: memory is measured, too
         return reference.deviation(self._setup, start, self._gradients, values, self._pushes, pushed_by)
 
@@ -182,10 +180,10 @@ def _cluster(stack: ExitStack, setup: Setup) -> zmqps.LocalCluster:
 
 
 def start_workers(
-    stack: ExitStack, address: str, setup: Setup, operation: str = "push_pull", staleness: int | None = None
+    stack: ExitStack, address: str, setup: Setup, operation: str = "push_pull", mode: str = "async"
 ) -> list[Child]:
     """Start a setup's workers; return when all have joined the job."""
-    arguments = (address, setup, operation, staleness)
+    arguments = (address, setup, operation, mode)
     workers = [stack.enter_context(Child(TransferWorker, *arguments)) for _ in range(setup.workers)]
     for worker in workers:
         worker.result()
@@ -259,11 +257,11 @@ def measure(operation: str, setup: Setup) -> Row:
     )
 
 
-def record(operation: str, setup: Setup, staleness: int | None = None) -> merge.Trace:
+def record(operation: str, setup: Setup, mode: str = "async") -> merge.Trace:
     """Run some steps once more while every node records; return that."""
     with ExitStack() as stack:
         cluster = _cluster(stack, setup)
-        workers = start_workers(stack, cluster.address, setup, operation, staleness)
+        workers = start_workers(stack, cluster.address, setup, operation, mode)
         return recorded(
             cluster.address, min(setup.steps, RECORDED_STEPS), lambda n: call_all(workers, "steps", "recorded", n)
         )

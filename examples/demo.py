@@ -129,7 +129,7 @@ def digits_of(address: str, args: argparse.Namespace) -> list[str]:
     command += ["--mode", args.mode, "--passes", str(args.passes), "--batch", str(args.batch)]
     if args.mode == "sync":
         command += ["--share", str(args.workers)]
-    elif args.mode == "ssp":
+    elif args.mode == "bounded":
         command += ["--staleness", str(args.staleness)]
     return command
 
@@ -210,7 +210,7 @@ def run(args: argparse.Namespace) -> int:
     results = sorted((worker.result() for worker in workers), key=lambda result: result.rank)
     facts = {
         "mode": args.mode,
-        "staleness": {**digits.MODES, "ssp": args.staleness}[args.mode],
+        "staleness": args.staleness if args.mode == "bounded" else None,
         "servers": args.servers,
         "workers": args.workers,
         "test_accuracy": round(test_accuracy, 4),
@@ -240,12 +240,12 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train handwritten digits with a whole cluster on this machine.")
     parser.add_argument("--servers", type=int, default=2, help="default: 2")
     parser.add_argument("--workers", type=int, default=4, help="worker processes (default: 4)")
-    parser.add_argument("--mode", choices=digits.MODES, default="async", help="default: async")
+    parser.add_argument("--mode", choices=digits.MODES, default="sync", help="default: sync")
     parser.add_argument(
         "--staleness",
         type=int,
-        default=digits.MODES["ssp"],
-        help="how many steps ahead a worker may be, with --mode ssp",
+        default=digits.MODES["bounded"],
+        help="how many steps ahead a worker may be, with --mode bounded",
     )
     parser.add_argument("--passes", type=int, default=40, help="passes over the training data (default: 40)")
     parser.add_argument("--batch", type=int, default=16, help="images per step (default: 16)")

@@ -13,7 +13,7 @@ from sklearn.model_selection import train_test_split
 
 import zmqps
 
-MODES = {"async": None, "sync": 0, "ssp": 3}  # name -> staleness
+MODES = {"sync": None, "async": None, "bounded": 3}  # name -> staleness
 
 
 def load_data():
@@ -47,8 +47,8 @@ def accuracy(params, x, y):
 def train(worker, args):
     x_train, x_test, y_train, y_test = load_data()
     optimizer = zmqps.optim.adam(zmqps.optim.scale_linearly(2e-3, args.share, warmup_steps=50))
-    staleness = {**MODES, "ssp": args.staleness}[args.mode]
-    worker.init(initial_params(), optimizer=optimizer, staleness=staleness, push_codec=args.codec)
+    staleness = args.staleness if args.mode == "bounded" else None
+    worker.init(initial_params(), optimizer=optimizer, mode=args.mode, staleness=staleness, push_codec=args.codec)
     curve = []
     for number in range(args.passes):  # which batches are this worker's is asked anew: workers come and go
         order = np.random.default_rng(number).permutation(len(y_train))  # the same on every worker
@@ -71,8 +71,8 @@ if __name__ == "__main__":
     parser.add_argument("--coordinator", default=os.environ.get("ZMQPS_COORDINATOR", "tcp://127.0.0.1:5570"))
     parser.add_argument("--passes", type=int, default=30, help="passes over the training data")
     parser.add_argument("--batch", type=int, default=16, help="images per step")
-    parser.add_argument("--mode", choices=MODES, default="async", help="how workers keep step")
-    parser.add_argument("--staleness", type=int, default=MODES["ssp"], help="ssp: how many steps a worker may be ahead")
+    parser.add_argument("--mode", choices=MODES, default="sync", help="how workers keep step")
+    parser.add_argument("--staleness", type=int, default=MODES["bounded"], help="bounded: how many steps to be ahead")
     parser.add_argument("--share", type=int, default=1, help="sync: how many workers share a step, to make it longer")
     parser.add_argument("--codec", default="raw", help="how gradients travel, say bf16, int8 or topk:fraction=0.1")
     parser.add_argument("--report", metavar="FILE", default=os.devnull, help="for losses and statistics, in JSON")

@@ -44,7 +44,7 @@ def gradient(params, x, y):
 def train(worker, args):
     x_train, x_test, y_train, y_test = load_data()
     params = initial_params()
-    tx = zmqps.jax.optimizer(worker, zmqps.optim.adam(2e-3), staleness=None if args.mode == "async" else 0)
+    tx = zmqps.jax.optimizer(worker, zmqps.optim.adam(2e-3), mode=args.mode)
     state = tx.init(params)
     params = zmqps.jax.pull(worker, params)  # those of the job, if this worker comes later
     batches_in_all = len(y_train) // args.batch * args.batch  # all of one size, so nothing is compiled anew
@@ -67,7 +67,7 @@ if __name__ == "__main__":
     parser.add_argument("--coordinator", help="by default as the environment says: docs/connect.md")
     parser.add_argument("--passes", type=int, default=20, help="passes over the training data")
     parser.add_argument("--batch", type=int, default=16, help="images per step")
-    parser.add_argument("--mode", choices=("async", "sync"), default="async", help="how workers keep step")
+    parser.add_argument("--mode", choices=("sync", "async"), default="sync", help="how workers keep step")
     options = parser.parse_args()
     with zmqps.connect(options.coordinator, timeout=60) as this:
         train(this, options)

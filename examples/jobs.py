@@ -21,7 +21,7 @@ STEPS = 200
 def train_line(worker: zmqps.Worker) -> float:
     """Fit a line to points on one; return the slope that was found."""
     rng = np.random.default_rng(1)
-    worker.init({"line": np.zeros(2, np.float32)}, optimizer=zmqps.optim.sgd(0.1))
+    worker.init({"line": np.zeros(2, np.float32)}, optimizer=zmqps.optim.sgd(0.1), mode="async")
     for _ in range(STEPS):
         slope, offset = worker.pull()["line"]
         x = rng.uniform(-1, 1)
@@ -33,7 +33,7 @@ def train_line(worker: zmqps.Worker) -> float:
 def train_mean(worker: zmqps.Worker, size: int) -> float:
     """Find the mean of vectors of a size; return how far it is off."""
     rng = np.random.default_rng(2)
-    worker.init({"mean": np.zeros(size, np.float32)}, optimizer=zmqps.optim.adam(0.05), staleness=0)
+    worker.init({"mean": np.zeros(size, np.float32)}, optimizer=zmqps.optim.adam(0.05), mode="sync")
     for _ in range(STEPS):
         mean = worker.pull()["mean"]
         worker.push({"mean": mean - rng.normal(5.0, 0.1, size).astype(np.float32)})
@@ -55,8 +55,8 @@ def beside_a_flood(address: str) -> tuple[float, float]:
     large = {"flood": np.zeros(10_000_000, np.float32)}
     stop = threading.Event()
     with zmqps.connect(address, job="small") as small, zmqps.connect(address, job="flood") as other:
-        small.init({"line": np.zeros(256, np.float32)}, optimizer=zmqps.optim.sgd(0.1))
-        other.init(large, optimizer=zmqps.optim.sgd(0.1))
+        small.init({"line": np.zeros(256, np.float32)}, optimizer=zmqps.optim.sgd(0.1), mode="async")
+        other.init(large, optimizer=zmqps.optim.sgd(0.1), mode="async")
         alone = small_steps(small)
 
         def flood() -> None:

@@ -38,8 +38,7 @@ def build_model(optimizer):
 def train(worker, args):
     x_train, x_test, y_train, y_test = load_data()
     keras.utils.set_random_seed(0)  # the same initial values on every worker
-    staleness = None if args.mode == "async" else 0
-    model = build_model(zmqps.keras.Optimizer(worker, keras.optimizers.Adam(2e-3), staleness=staleness))
+    model = build_model(zmqps.keras.Optimizer(worker, keras.optimizers.Adam(2e-3), mode=args.mode))
     mine = slice(worker.rank, len(y_train) // 32 * 32, worker.num_workers)
     model.fit(x_train[mine], y_train[mine], batch_size=args.batch, epochs=args.passes, verbose=0)
     zmqps.keras.pull(worker, model)  # with what others have pushed since
@@ -56,7 +55,7 @@ if __name__ == "__main__":
     parser.add_argument("--coordinator", help="by default as the environment says: docs/connect.md")
     parser.add_argument("--passes", type=int, default=20, help="passes over the training data")
     parser.add_argument("--batch", type=int, default=16, help="images per step")
-    parser.add_argument("--mode", choices=("async", "sync"), default="async", help="how workers keep step")
+    parser.add_argument("--mode", choices=("sync", "async"), default="sync", help="how workers keep step")
     options = parser.parse_args()
     with zmqps.connect(options.coordinator, timeout=60) as this:
         train(this, options)

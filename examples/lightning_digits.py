@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import zmqps
 import zmqps.torch
 
-MODES = {"async": None, "sync": 0, "ssp": 3}  # name -> staleness
+MODES = {"sync": None, "async": None, "bounded": 3}  # name -> staleness
 
 
 def load_data():
@@ -29,11 +29,11 @@ def load_data():
 class Digits(lightning.LightningModule):
     """A network with one hidden layer."""
 
-    def __init__(self, worker, staleness):
+    def __init__(self, worker, mode):
         super().__init__()
         torch.manual_seed(0)
         self.net = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
-        self.worker, self.staleness = worker, staleness
+        self.worker, self.mode = worker, mode
 
     def training_step(self, batch, _):
         x, y = batch
@@ -41,12 +41,12 @@ class Digits(lightning.LightningModule):
 
     def configure_optimizers(self):
         adam = torch.optim.Adam(self.parameters(), lr=2e-3)
-        return zmqps.torch.Optimizer(self, self.worker, adam, staleness=self.staleness)
+        return zmqps.torch.Optimizer(self, self.worker, adam, mode=self.mode, staleness=MODES[self.mode])
 
 
 def train(worker, args):
     x_train, x_test, y_train, y_test = load_data()
-    module = Digits(worker, MODES[args.mode])
+    module = Digits(worker, args.mode)
     loader = DataLoader(TensorDataset(x_train, y_train), batch_size=args.batch, shuffle=True)
     trainer = lightning.Trainer(
         max_epochs=args.passes, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,

@@ -75,7 +75,7 @@ def run_stage(args):
         zmqps.connect(args.coordinator, timeout=60) as worker,
         end(args.channel, name=f"{args.stage} of replica {args.replica}", codec=args.codec) as channel,
     ):
-        worker.init(digits.initial_params(), optimizer=zmqps.optim.sgd(LEARNING_RATE), staleness=0)
+        worker.init(digits.initial_params(), optimizer=zmqps.optim.sgd(LEARNING_RATE), mode="sync")
         stage(worker, channel, x, y, mine)
         worker.barrier("trained", timeout=60)  # all have brought their last step
         worker.finish()

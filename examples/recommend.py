@@ -22,7 +22,7 @@ from scipy.stats import rankdata
 
 import zmqps
 
-MODES = {"async": None, "sync": 0, "ssp": 3}  # name -> staleness
+MODES = {"sync": None, "async": None, "bounded": 3}  # name -> staleness
 #: Where the ratings are: a package on PyPI carries them. GroupLens allows research with them, neither selling them nor
 #: passing them on without permission; see its README.
 PACKAGE, MEMBER = "recbole==1.2.1", "recbole/dataset_example/ml-100k/ml-100k.inter"
@@ -178,8 +178,8 @@ def train(worker, model, args):
     """Train as one of some workers; return the loss of each step, and when it was."""
     options = {"optimizer": zmqps.optim.rowwise_adagrad(model.rate), "initial": zmqps.initial.normal(model.scale)}
     tables = {name: zmqps.table(dim, **options) for name, dim in model.fields.items()}
-    staleness = {**MODES, "ssp": args.staleness}[args.mode]
-    worker.init(model.params(), optimizer=model.optimizer, tables=tables, staleness=staleness)
+    bound = args.staleness if args.mode == "bounded" else None
+    worker.init(model.params(), optimizer=model.optimizer, tables=tables, mode=args.mode, staleness=bound)
     cache = None
     if args.cache:  # hot rows that this worker has, and gradients of them that it keeps for some steps
         cache = zmqps.row_cache(args.cache, staleness=args.cache_staleness, defer=args.mode == "async", read_own=False)
@@ -252,8 +252,8 @@ def parser():
     found.add_argument("--coordinator", default=os.environ.get("ZMQPS_COORDINATOR", "tcp://127.0.0.1:5570"))
     found.add_argument("--passes", type=int, help="passes over the training data (default: movies 15, clicks 2)")
     found.add_argument("--batch", type=int, help="examples per step (default: movies 128, clicks 256)")
-    found.add_argument("--mode", choices=MODES, default="async", help="how workers keep step")
-    found.add_argument("--staleness", type=int, default=MODES["ssp"], help="ssp: how many steps a worker may be ahead")
+    found.add_argument("--mode", choices=MODES, default="sync", help="how workers keep step")
+    found.add_argument("--staleness", type=int, default=MODES["bounded"], help="bounded: how many steps to be ahead")
     found.add_argument("--share", type=int, default=1, help="how many workers share the batches")
     found.add_argument("--cache", type=int, default=0, help="rows of each table that a worker keeps (default: 0)")
     found.add_argument("--cache-staleness", type=int, help="for how many steps (default: what the mode allows, or 8)")

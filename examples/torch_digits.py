@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import zmqps
 import zmqps.torch
 
-MODES = {"async": None, "sync": 0, "ssp": 3}  # name -> staleness
+MODES = {"sync": None, "async": None, "bounded": 3}  # name -> staleness
 
 
 def load_data(device):
@@ -39,7 +39,8 @@ def train(worker, args):
     x_train, x_test, y_train, y_test = load_data(args.device)
     model = make_model().to(args.device)
     adam = torch.optim.Adam(model.parameters(), lr=2e-3)
-    optimizer = zmqps.torch.Optimizer(model, worker, adam, staleness=MODES[args.mode], push_codec=args.codec)
+    how = {"mode": args.mode, "staleness": MODES[args.mode], "push_codec": args.codec}
+    optimizer = zmqps.torch.Optimizer(model, worker, adam, **how)
     loader = DataLoader(TensorDataset(x_train, y_train), batch_size=args.batch, shuffle=True)
     mine = zmqps.torch.shard(loader, worker)
     for _ in range(args.passes):
@@ -59,7 +60,7 @@ if __name__ == "__main__":
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="as PyTorch calls it")
     parser.add_argument("--passes", type=int, default=30, help="passes over the training data")
     parser.add_argument("--batch", type=int, default=16, help="images per step")
-    parser.add_argument("--mode", choices=MODES, default="async", help="how workers keep step")
+    parser.add_argument("--mode", choices=MODES, default="sync", help="how workers keep step")
     parser.add_argument("--codec", default="raw", help="how gradients travel, say bf16 or topk:fraction=0.1")
     options = parser.parse_args()
     with zmqps.connect(options.coordinator, timeout=60) as this:

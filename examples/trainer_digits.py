@@ -16,7 +16,7 @@ from transformers import Trainer, TrainingArguments, ViTConfig, ViTForImageClass
 import zmqps
 import zmqps.torch
 
-MODES = {"async": None, "sync": 0, "ssp": 3}  # name -> staleness
+MODES = {"sync": None, "async": None, "bounded": 3}  # name -> staleness
 
 
 class Digits(torch.utils.data.Dataset):
@@ -36,14 +36,16 @@ class Digits(torch.utils.data.Dataset):
 class ServedTrainer(Trainer):
     """Trainer, with its optimizer on zmqps' servers and a part of the examples for each worker."""
 
-    def __init__(self, worker, staleness, **options):
+    def __init__(self, worker, mode, **options):
         super().__init__(**options)
-        self.worker, self.staleness = worker, staleness
+        self.worker, self.mode = worker, mode
 
     def create_optimizer(self, model=None):
         if self.optimizer is None:
             adamw = super().create_optimizer(model)
-            self.optimizer = zmqps.torch.Optimizer(self.model, self.worker, adamw, staleness=self.staleness)
+            self.optimizer = zmqps.torch.Optimizer(
+                self.model, self.worker, adamw, mode=self.mode, staleness=MODES[self.mode]
+            )
         return self.optimizer
 
     def get_train_dataloader(self):
@@ -67,7 +69,7 @@ def make_trainer(worker, args):
         logging_steps=100,
     )  # fmt: skip
     return ServedTrainer(
-        worker, MODES[args.mode], model=make_model(), args=arguments, train_dataset=Digits(x_train, y_train),
+        worker, args.mode, model=make_model(), args=arguments, train_dataset=Digits(x_train, y_train),
         eval_dataset=Digits(x_test, y_test),
         compute_metrics=lambda found: {"accuracy": float(np.mean(found.predictions.argmax(1) == found.label_ids))},
     )  # fmt: skip

@@ -25,7 +25,7 @@ def run(directory: Path) -> Outcome:
             label=label,
             optimizer=sgd(RATE),
             workers=WORKERS,
-            staleness=0,
+            mode="sync",
             aggregate=aggregate,
             speed=hiccups(0.05, 6.0),
             updates=UPDATES,

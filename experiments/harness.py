@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -107,7 +107,7 @@ class Run(Training):
         What is trained.
     workers
         How many.
-    staleness, aggregate, treatment
+    mode, staleness, aggregate, treatment
         As in `zmqps.Worker.init`.
     speed
         How long steps take.
@@ -125,6 +125,7 @@ class Run(Training):
     optimizer: OptimizerSpec
     problem: Problem = field(default_factory=Digits)
     workers: int = 4
+    mode: str = "sync"
     staleness: int | None = None
     aggregate: int | None = None
     treatment: Treatment | None = None
@@ -149,9 +150,16 @@ class Run(Training):
         """Return the job and the initial values."""
         parameters, values = describe(self.problem.start(), Handover())
         treatment = None if self.treatment is None else self.treatment.to_wire()
-        options: Mapping[str, Any] = {"staleness": self.staleness, "aggregate": self.aggregate, "treatment": treatment}
-        # a run that diverges is a result, too
-        return JobSpec(parameters=parameters, optimizer=self.optimizer.to_wire(), nonfinite="allow", **options), values
+        job = JobSpec(
+            parameters=parameters,
+            optimizer=self.optimizer.to_wire(),
+            mode=self.mode,
+            staleness=self.staleness,
+            aggregate=self.aggregate,
+            treatment=treatment,
+            nonfinite="allow",  # a run that diverges is a result, too
+        )
+        return job, values
 
     def shard(self, job: JobSpec, placement: Placement, index: int, room: Room) -> Shard:
         """Build a server's shard."""

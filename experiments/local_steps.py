@@ -26,13 +26,13 @@ POINTS = 32
 Curve = dict[str, list[float]]
 
 
-def train(optimizer: OptimizerSpec, step: Callable[[zmqps.Worker], Any], staleness: int | None) -> Curve:
+def train(optimizer: OptimizerSpec, step: Callable[[zmqps.Worker], Any], mode: str) -> Curve:
     """Train with four workers, threads here; return the loss of the servers' values over steps and bytes."""
     problem = Digits()
 
     def work(rank: int) -> Curve:
         with zmqps.connect(cluster.address, timeout=30.0) as worker:
-            worker.init(problem.start(), optimizer=optimizer, staleness=staleness)
+            worker.init(problem.start(), optimizer=optimizer, mode=mode)
             rng, advance = np.random.default_rng(rank), step(worker)
             curve: Curve = {"steps": [], "nbytes": [], "loss": []}
             worker.barrier("start", timeout=60.0)
@@ -85,16 +85,16 @@ def run(directory: Path) -> Outcome:
     """Train with every gradient pushed, with local steps, with elastic averaging."""
     sgd = zmqps.optim.sgd
     results = {
-        "every gradient": train(sgd(RATE), every_step, 0),
-        "every gradient, momentum": train(sgd(RATE / 4, momentum=0.9, nesterov=True), every_step, 0),
+        "every gradient": train(sgd(RATE), every_step, "sync"),
+        "every gradient, momentum": train(sgd(RATE / 4, momentum=0.9, nesterov=True), every_step, "sync"),
     }
     for k in PERIODS:
         results[f"DiLoCo, k = {k}"] = train(
-            sgd(0.7, momentum=0.9, nesterov=True), local(lambda worker, k=k: LocalSteps(worker, k)), 0
+            sgd(0.7, momentum=0.9, nesterov=True), local(lambda worker, k=k: LocalSteps(worker, k)), "sync"
         )
-    results["averaging, k = 16"] = train(sgd(1.0), local(lambda worker: LocalSteps(worker, 16)), 0)
+    results["averaging, k = 16"] = train(sgd(1.0), local(lambda worker: LocalSteps(worker, 16)), "sync")
     results["elastic averaging, k = 16"] = train(
-        sgd(1.0), local(lambda worker: ElasticAveraging(worker, 0.9 / WORKERS, 16)), None
+        sgd(1.0), local(lambda worker: ElasticAveraging(worker, 0.9 / WORKERS, 16)), "async"
     )
     figure, axes = new_figure(1, 2, 6.0, 4.0)
     rows = []

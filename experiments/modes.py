@@ -12,12 +12,12 @@ WORKERS = 4
 RATE = 0.1
 SECONDS = 14.0
 TARGET = 0.15
-#: label -> (staleness, learning rate, updates between two points); a synchronous update is the mean
+#: label -> (mode, staleness, learning rate, updates between two points); a synchronous update is the mean
 #: of all workers' gradients, and takes their number times the learning rate (linear scaling).
 MODES = {
-    "synchronous": (0, RATE * WORKERS, 2),
-    "bounded, n = 3": (3, RATE, 2 * WORKERS),
-    "asynchronous": (None, RATE, 2 * WORKERS),
+    "synchronous": ("sync", None, RATE * WORKERS, 2),
+    "bounded, n = 3": ("bounded", 3, RATE, 2 * WORKERS),
+    "asynchronous": ("async", None, RATE, 2 * WORKERS),
 }
 SPEEDS = {"equal workers": equal, "one worker four times slower": one_slower(4.0)}
 
@@ -27,11 +27,12 @@ def run(directory: Path) -> Outcome:
     figure, axes = new_figure(2, 2, 5.4, 3.6)
     rows, curves = [], {}
     for row, (speeds, speed) in enumerate(SPEEDS.items()):
-        for color, (label, (staleness, rate, every)) in zip(COLORS, MODES.items(), strict=False):
+        for color, (label, (mode, staleness, rate, every)) in zip(COLORS, MODES.items(), strict=False):
             curve = Run(
                 label=label,
                 optimizer=sgd(rate),
                 workers=WORKERS,
+                mode=mode,
                 staleness=staleness,
                 speed=speed,
                 seconds=SECONDS,
@@ -41,7 +42,7 @@ def run(directory: Path) -> Outcome:
             axes[row, 0].plot(curve.updates, curve.smooth(9), color=color, label=label)
             axes[row, 1].plot(curve.seconds, curve.smooth(9), color=color, label=label)
             updates, seconds = curve.first_below(TARGET) or (None, None)
-            gradients = None if updates is None else updates * (WORKERS if staleness == 0 else 1)
+            gradients = None if updates is None else updates * (WORKERS if mode == "sync" else 1)
             rows.append(
                 [
                     f"{label}, {speeds}", number(curve.pushes / SECONDS, 0), number(curve.mean_staleness, 1),

@@ -20,7 +20,7 @@ WORKERS = (1, 2, 4, 8)
 OFFSETS = ((12, -2), (12, -3), (10, 6), (-82, -3), (8, -4))
 
 
-def train(learning_rate: float, workers: int, staleness: int | None, updates: int) -> list[dict[str, Any]]:
+def train(learning_rate: float, workers: int, updates: int) -> list[dict[str, Any]]:
     """Return each push: who, what it had read, the value before and after it."""
     pushes: list[dict[str, Any]] = []
     waited: set[int] = set()
@@ -40,7 +40,7 @@ def train(learning_rate: float, workers: int, staleness: int | None, updates: in
         optimizer=sgd(learning_rate),
         problem=Parabola(),
         workers=workers,
-        staleness=staleness,
+        mode="async",
         speed=speed,
         updates=updates,
         on_push=on_push,
@@ -53,7 +53,7 @@ def largest_stable_rate(workers: int) -> float:
     low, high = 0.0, 2.5
     for _ in range(9):
         rate = (low + high) / 2
-        values = [abs(push["after"]) for push in train(rate, workers, None, 60 * workers)]
+        values = [abs(push["after"]) for push in train(rate, workers, 60 * workers)]
         quarter = len(values) // 4
         grows = max(values[-quarter:]) > max(values[quarter : 2 * quarter])
         low, high = (low, rate) if grows else (rate, high)
@@ -67,8 +67,8 @@ def theory(staleness: float) -> float:
 
 def run(directory: Path) -> Outcome:
     """Draw the paths; find the largest stable learning rates."""
-    stale = train(RATE, 2, None, UPDATES)
-    fresh = train(RATE, 1, None, UPDATES)
+    stale = train(RATE, 2, UPDATES)
+    fresh = train(RATE, 1, UPDATES)
     rates = {workers: largest_stable_rate(workers) for workers in WORKERS}
     figure, axes = new_figure(1, 3, 4.6, 4.0)
     _draw_path(axes[0, 0], stale)

@@ -79,7 +79,7 @@ def travel(exponent: float, steps: int = STEPS, warm_up: int = WARM_UP) -> dict[
 def train(name: str, bound: int | None, options: list[str]) -> tuple[float, float]:
     """Train a model with four workers; return what is measured in the end, and the bytes of a worker's step."""
     more = [] if bound is None else ["--cache", str(CACHE_ROWS), "--cache-staleness", str(bound)]
-    args = recommend.parser().parse_args(["--model", name, "--share", str(WORKERS), *options, *more])
+    args = recommend.parser().parse_args(["--model", name, "--mode", "async", "--share", str(WORKERS), *options, *more])
     model = recommend.MODELS[name](args)
     args.batch = args.batch or model.batch
     with zmqps.LocalCluster(2, WORKERS) as cluster, ThreadPoolExecutor(WORKERS) as pool:

@@ -35,12 +35,13 @@ def run(directory: Path) -> Outcome:
     figure, axes = new_figure(1, len(RATES) + 1, 4.8, 4.0)
     rows, curves = [], {}
     for ax, rate in zip(axes[0], RATES, strict=False):
-        runs = [Run(label=ONE, optimizer=sgd(rate), workers=1, updates=UPDATES, every=20)]
+        runs = [Run(label=ONE, optimizer=sgd(rate), workers=1, mode="async", updates=UPDATES, every=20)]
         runs += [
             Run(
                 label=name,
                 optimizer=sgd(rate),
                 workers=WORKERS,
+                mode="async",
                 treatment=t,
                 speed=one_slower(4.0),
                 updates=UPDATES,
@@ -90,6 +91,7 @@ def parabola(name: str) -> Curve:
         optimizer=sgd(0.9),
         problem=Parabola(),
         workers=2,
+        mode="async",
         treatment=TREATMENTS[name],
         speed=speed,
         updates=SHORT,

@@ -28,7 +28,7 @@ def address() -> Iterator[str]:
 
 
 async def start(worker: zmqps.aio.AsyncWorker) -> None:
-    await worker.init(PARAMS, optimizer=zmqps.optim.sgd(learning_rate=1.0))
+    await worker.init(PARAMS, optimizer=zmqps.optim.sgd(learning_rate=1.0), mode="async")
 
 
 def test_everything_of_a_worker_can_be_awaited(address) -> None:
@@ -139,7 +139,7 @@ def test_partial_pushes_become_a_step_and_who_rejoins_goes_on_with_the_job() -> 
 
     async def main() -> None:
         async with zmqps.aio.connect(cluster.address, name="a") as worker:
-            await worker.init(params, optimizer=zmqps.optim.sgd(learning_rate=1.0), staleness=0)
+            await worker.init(params, optimizer=zmqps.optim.sgd(learning_rate=1.0), mode="sync")
             for name in params:
                 await worker.push({name: one})
             assert (await worker.pull()).version == 0
@@ -181,7 +181,7 @@ def test_names_and_arguments_are_those_of_the_worker(name) -> None:
 def test_tables_can_be_awaited() -> None:
     async def main(address: str) -> None:
         async with zmqps.aio.connect(address) as worker:
-            await worker.init({}, tables={"t": zmqps.table(2, optimizer=zmqps.optim.sgd(1.0))})
+            await worker.init({}, tables={"t": zmqps.table(2, optimizer=zmqps.optim.sgd(1.0))}, mode="async")
             table = await worker.table("t", cache=zmqps.row_cache(10))
             assert repr(table) == "<zmqps.aio.AsyncTable 't'>"
             await table.push([1, 2], np.ones((2, 2)))

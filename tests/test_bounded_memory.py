@@ -38,7 +38,7 @@ def test_pushes_to_a_stopped_server_do_not_pile_up(transport: str, seconds: floa
         zmqps.LocalCluster(kernels="numpy", heartbeat_timeout=60.0) as cluster,
         zmqps.connect(cluster.address, transport=transport) as worker,
     ):
-        worker.init({"w": np.zeros_like(gradient)}, optimizer=zmqps.optim.sgd(1.0), push_codec="bf16")
+        worker.init({"w": np.zeros_like(gradient)}, optimizer=zmqps.optim.sgd(1.0), mode="async", push_codec="bf16")
         values = np.zeros_like(gradient)
         for _ in range(3):  # pages get mapped, sockets find their sizes
             worker.push_pull({"w": gradient}, out={"w": values})

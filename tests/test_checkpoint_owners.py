@@ -39,7 +39,7 @@ def trained(worker: zmqps.Worker, number: int) -> None:
 
 def test_a_second_cluster_is_refused_while_the_first_is_alive(tmp_path: Path) -> None:
     with cluster(tmp_path) as first, zmqps.connect(first.address, timeout=PATIENCE) as worker:
-        worker.init(START, optimizer=zmqps.optim.sgd(1.0), timeout=PATIENCE)
+        worker.init(START, optimizer=zmqps.optim.sgd(1.0), mode="async", timeout=PATIENCE)
         made = worker.checkpoint(timeout=PATIENCE)
         with pytest.raises(CheckpointStorageError, match=r"saves its jobs there, and is alive; name another") as caught:
             cluster(tmp_path).start()
@@ -74,7 +74,7 @@ def test_runs_one_after_the_other_leave_no_more_than_one_does(tmp_path: Path, re
             cluster(tmp_path, restore=tmp_path if restored and number else None) as one,
             zmqps.connect(one.address, timeout=PATIENCE) as worker,
         ):
-            worker.init(START, optimizer=zmqps.optim.sgd(1.0), timeout=PATIENCE)
+            worker.init(START, optimizer=zmqps.optim.sgd(1.0), mode="async", timeout=PATIENCE)
             for step in range(KEEP):
                 trained(worker, step)
                 made = worker.checkpoint(timeout=PATIENCE)
@@ -97,7 +97,9 @@ def test_without_a_lock_each_cluster_keeps_its_own_and_names_the_other(tmp_path:
         ):
             workers = [one, other]
             for number, worker in enumerate(workers):
-                worker.init({"w": START["w"] + 100 * number}, optimizer=zmqps.optim.sgd(1.0), timeout=PATIENCE)
+                worker.init(
+                    {"w": START["w"] + 100 * number}, optimizer=zmqps.optim.sgd(1.0), mode="async", timeout=PATIENCE
+                )
             for _ in range(8):  # as many as scripts may ask for at once
                 for number, worker in enumerate(workers):
                     trained(worker, 0)

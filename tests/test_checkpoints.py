@@ -28,8 +28,10 @@ SLICE_NBYTES = 4096
 START = {"w": np.linspace(-1, 1, SIZE, dtype=np.float32), "b": np.linspace(0, 3, SIZE // 5, dtype=np.float64)}
 ADAM = zmqps.optim.adam(0.05)
 MODES: dict[str, dict[str, Any]] = {
-    "async": {}, "ssp": {"staleness": 1}, "sync": {"staleness": 0, "deterministic": True},
-}  # fmt: skip
+    "async": {"mode": "async"},
+    "bounded": {"mode": "bounded", "staleness": 1},
+    "sync": {"mode": "sync", "deterministic": True},
+}
 
 
 def gradients(params: Mapping[str, Any], rank: int, step: int) -> dict[str, Any]:
@@ -79,7 +81,7 @@ def test_what_was_trained_is_saved_at_the_end_of_its_job_or_cluster(tmp_path: Pa
         first.stop()
         text = log.read_text() if log.exists() else ""
     saved = open_checkpoint(str(tmp_path))
-    assert saved.manifest.version == {"async": 6, "ssp": 3, "sync": 3}[mode]
+    assert saved.manifest.version == {"async": 6, "bounded": 3, "sync": 3}[mode]
     for name, value in zmqps.load(saved.path).items():
         np.testing.assert_array_equal(value, expected[name])
     assert not text or "last checkpoint of version" in text
@@ -96,7 +98,7 @@ def test_training_that_was_restored_equals_training_that_was_not_interrupted(
         made = team.workers[0].checkpoint(state={"epoch": 3}, consistent=True, timeout=PATIENCE)
         expected = go_on(team, range(3, 6))
         assert made.nbytes > 3 * sum(array.nbytes for array in START.values())
-        assert made.version == {"async": 6, "ssp": 3, "sync": 3}[mode]
+        assert made.version == {"async": 6, "bounded": 3, "sync": 3}[mode]
     assert os.path.isdir(made.path)
     zeros = {name: np.zeros_like(array) for name, array in START.items()}
     with (
@@ -125,7 +127,7 @@ def test_a_worker_attaches_without_values_and_each_example_is_used_once_a_pass(t
             used.extend((found.data_pass, index) for index in found.indices.tolist())
 
     with cluster(tmp_path, workers=1) as first, zmqps.connect(first.address, timeout=PATIENCE) as worker:
-        worker.init(START, optimizer=ADAM, timeout=PATIENCE)
+        worker.init(START, optimizer=ADAM, mode="async", timeout=PATIENCE)
         use(worker, 7)
         worker.checkpoint(timeout=PATIENCE)
     with cluster(tmp_path, 3, 1, restore=tmp_path) as second, zmqps.connect(second.address, timeout=PATIENCE) as worker:
@@ -162,7 +164,7 @@ def test_all_that_is_killed_in_the_middle_of_a_save_goes_on_from_the_one_before(
     params = {"w": np.zeros(4_000_000, np.float32)}
     ones = {"w": np.full(4_000_000, -1.0, np.float32)}
     with cluster(tmp_path, workers=1) as first, zmqps.connect(first.address, timeout=PATIENCE) as worker:
-        worker.init(params, optimizer=zmqps.optim.sgd(1.0), timeout=PATIENCE)
+        worker.init(params, optimizer=zmqps.optim.sgd(1.0), mode="async", timeout=PATIENCE)
         worker.push(ones, timeout=PATIENCE)
         good = worker.checkpoint(timeout=PATIENCE)
         worker.push(ones, timeout=PATIENCE)
@@ -185,7 +187,7 @@ def test_where_nothing_can_be_written_training_goes_on_and_the_error_and_the_sta
     place = tmp_path / "place"
     place.write_text("this is no directory")
     with cluster(place, workers=1) as first, zmqps.connect(first.address, timeout=PATIENCE) as worker:
-        worker.init(START, optimizer=ADAM, timeout=PATIENCE)
+        worker.init(START, optimizer=ADAM, mode="async", timeout=PATIENCE)
         with pytest.raises(CheckpointFailedError, match="place"):
             worker.checkpoint(timeout=PATIENCE)
         worker.push(gradients(START, 0, 0), timeout=PATIENCE)

@@ -30,8 +30,8 @@ TIMEOUT_S = 2.0
 
 ONES = {name: np.full(1000, -1.0, np.float32) for name in "wv"}
 ZEROS = {name: np.zeros(1000, np.float32) for name in "wv"}
-ASYNC = {"optimizer": zmqps.optim.sgd(1.0)}
-SYNC = {**ASYNC, "staleness": 0}
+ASYNC = {"optimizer": zmqps.optim.sgd(1.0), "mode": "async"}
+SYNC = {**ASYNC, "mode": "sync"}
 
 
 def started(directory: Path, servers: int = 2, replicas: int = 0) -> Nodes:

@@ -26,7 +26,7 @@ WORKER = """
 import sys, json, numpy as np, zmqps
 address, stops_after = sys.argv[1], int(sys.argv[2])
 with zmqps.connect(address) as worker:
-    worker.init({"w": np.zeros(4, np.float32)}, optimizer=zmqps.optim.sgd(1.0), staleness=0)
+    worker.init({"w": np.zeros(4, np.float32)}, optimizer=zmqps.optim.sgd(1.0), mode="sync")
     worker.barrier("start", timeout=60)
     for count, taken in enumerate(worker.ranges(500, 25, passes=2, shuffle_seed=3, timeout=50)):
         if count == stops_after:
@@ -142,7 +142,10 @@ def test_who_joins_before_the_workers_and_idles_takes_no_part_from_them() -> Non
     with InProcessCluster(workers=2) as cluster, zmqps.connect(cluster.address, name="idle") as idle:
         with zmqps.connect(cluster.address) as one, zmqps.connect(cluster.address) as other:
             assert (idle.rank, one.rank, other.rank) == (0, 1, 2)
-            inits = [w.init_async({"w": np.ones(3, "f4")}, optimizer=zmqps.optim.sgd(0.1)) for w in (one, other)]
+            inits = [
+                w.init_async({"w": np.ones(3, "f4")}, optimizer=zmqps.optim.sgd(0.1), mode="async")
+                for w in (one, other)
+            ]
             for init in inits:
                 init.result(allow(20.0))
             parts = [split(9, worker.rank, worker.num_workers).tolist() for worker in (one, other)]

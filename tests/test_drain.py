@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import zmqps
+from tests.modes import MODES
 from tests.pace import allow
 from zmqps.nodes.inquiry import drain_server
 
@@ -20,14 +21,14 @@ ONES = {"w": np.full(300_000, -1, np.float32), "b": np.full(7, -1, np.float32)}
 
 
 @pytest.mark.parametrize("replicas", [0, 1])
-@pytest.mark.parametrize("staleness", [None, 2, 0])
-def test_a_server_that_is_drained_costs_nothing(staleness: int | None, replicas: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", ["async", "bounded", "sync"])
+def test_a_server_that_is_drained_costs_nothing(mode: str, replicas: int, tmp_path: Path) -> None:
     over, counts, some = threading.Event(), list[int](), threading.Semaphore(0)
 
     def train(address: str) -> dict[str, np.ndarray]:
         with zmqps.connect(address, timeout=PATIENCE) as worker:
             zeros = {name: np.zeros_like(g) for name, g in ONES.items()}
-            worker.init(zeros, optimizer=zmqps.optim.sgd(learning_rate=1.0), staleness=staleness, workers=2)
+            worker.init(zeros, optimizer=zmqps.optim.sgd(learning_rate=1.0), **MODES[mode], workers=2)
             pushes = 0
             while True:
                 worker.push_pull(ONES)
@@ -58,7 +59,7 @@ def test_a_server_that_is_drained_costs_nothing(staleness: int | None, replicas:
         finally:
             over.set()
         for values in (result.result(PATIENCE) for result in results):
-            updates = int(values.pop("pushes")) * (2 if staleness != 0 else 1)
+            updates = int(values.pop("pushes")) * (2 if mode != "sync" else 1)
             for name, value in values.items():
                 assert (value == updates).all(), f"{name}: {np.unique(value)} instead of {updates}"
         status = cluster.status()

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import zmqps
+from tests.modes import MODES
 from tests.pace import allow, stretch
 from tests.team import Team
 from zmqps.errors import PeerLostError
@@ -63,23 +64,23 @@ def job_of(address: str) -> Mapping[str, Any]:
 class Script:
     """A training script on a thread; what it does goes on as if nothing had happened."""
 
-    def __init__(self, address: str, staleness: int | None, steps: int, *, saves: bool) -> None:
+    def __init__(self, address: str, mode: str, steps: int, *, saves: bool) -> None:
         self.some = threading.Event()  # steps are made, after a checkpoint
         self.made: Any = None
         self.back = threading.Event()
         self.rollbacks: list[zmqps.Rollback] = []
         self.num_pushes = 0
         self._address = address
-        self._staleness = staleness
+        self._mode = mode
         self._steps = steps
         self._saves = saves
 
     def run(self) -> dict[str, np.ndarray]:
         with zmqps.connect(self._address, timeout=PATIENCE) as worker:
             worker.on_rollback(self._note)
-            worker.init(ZEROS, optimizer=SGD, staleness=self._staleness)
+            worker.init(ZEROS, optimizer=SGD, **MODES[self._mode])
             params, after = worker.pull(), 0
-            while (params.version < self._steps) if self._staleness == 0 else (after < self._steps):
+            while (params.version < self._steps) if self._mode == "sync" else (after < self._steps):
                 params = worker.push_pull(ONES)
                 self.num_pushes += 1
                 after += self.back.is_set()
@@ -97,11 +98,10 @@ class Script:
         self.back.set()
 
 
-@pytest.mark.parametrize("mode", ["async", "ssp", "sync"])
+@pytest.mark.parametrize("mode", ["async", "bounded", "sync"])
 def test_a_job_goes_back_by_itself_and_its_workers_just_go_on(mode: str, tmp_path: Path) -> None:
-    staleness = {"async": None, "ssp": 1, "sync": 0}[mode]
     with cluster(tmp_path) as nodes, ThreadPoolExecutor(2) as pool:
-        scripts = [Script(nodes.address, staleness, 100 if mode == "sync" else 20, saves=not i) for i in range(2)]
+        scripts = [Script(nodes.address, mode, 100 if mode == "sync" else 20, saves=not i) for i in range(2)]
         results: list[Future[dict[str, np.ndarray]]] = [pool.submit(script.run) for script in scripts]
         assert all(script.some.wait(PATIENCE) for script in scripts)
         made = scripts[0].made
@@ -146,7 +146,7 @@ def test_synchronous_training_that_went_back_equals_training_that_was_not_interr
 
         return team.all(steps)[0]
 
-    options: dict[str, Any] = {"optimizer": zmqps.optim.adam(0.05), "staleness": 0, "deterministic": True}
+    options: dict[str, Any] = {"optimizer": zmqps.optim.adam(0.05), "mode": "sync", "deterministic": True}
     with cluster(tmp_path / "one") as nodes, Team(nodes.address, 2, ZEROS, **options) as team:
         expected = train(team, 12)
     with cluster(tmp_path / "two") as nodes, Team(nodes.address, 2, ZEROS, **options) as team:
@@ -172,7 +172,7 @@ def test_each_example_counts_once_a_pass_in_what_is_trained(tmp_path: Path) -> N
         zmqps.connect(nodes.address, timeout=PATIENCE) as worker,
         ExitStack() as stack,
     ):
-        worker.init(ZEROS, optimizer=SGD, staleness=0)
+        worker.init(ZEROS, optimizer=SGD, mode="sync")
         for found in worker.ranges(numbers, 1, timeout=PATIENCE):
             if num_used == 5:
                 worker.checkpoint(timeout=PATIENCE)
@@ -189,7 +189,7 @@ def test_each_example_counts_once_a_pass_in_what_is_trained(tmp_path: Path) -> N
 
 def test_a_checkpoint_that_cannot_be_read_is_passed_over_for_the_one_before(tmp_path: Path) -> None:
     with cluster(tmp_path, workers=1) as nodes, zmqps.connect(nodes.address, timeout=PATIENCE) as worker:
-        worker.init(ZEROS, optimizer=SGD)
+        worker.init(ZEROS, optimizer=SGD, mode="async")
         rollbacks: list[zmqps.Rollback] = []
         worker.on_rollback(rollbacks.append)
         worker.push(ONES)
@@ -217,7 +217,7 @@ def test_where_no_server_comes_or_nothing_was_saved_the_job_fails_and_says_what_
         cluster(tmp_path, servers=1, workers=1, fallback_timeout=3.0) as nodes,
         zmqps.connect(nodes.address, timeout=PATIENCE) as worker,
     ):
-        worker.init(ZEROS, optimizer=SGD, staleness=0)
+        worker.init(ZEROS, optimizer=SGD, mode="sync")
         worker.push_pull(ONES)
         if saved:
             worker.checkpoint(timeout=PATIENCE)

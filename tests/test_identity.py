@@ -64,7 +64,7 @@ def stranger(endpoint: str, routing_id: bytes = b"") -> Iterator[Stranger]:
 def training() -> Iterator[tuple[InProcessCluster, zmqps.Worker, str, bytes, bytes]]:
     """Run a cluster and a worker; yield both, the server's endpoint, and the incarnations of server and worker."""
     with InProcessCluster(heartbeat_interval=0.2) as cluster, zmqps.connect(cluster.address) as worker:
-        worker.init({"w": np.zeros(4, np.float32)}, optimizer=zmqps.optim.sgd(1.0))
+        worker.init({"w": np.zeros(4, np.float32)}, optimizer=zmqps.optim.sgd(1.0), mode="async")
         machine = worker._thread.machine
         (link,) = machine.links.by_shard
         assert link.server.handshake.welcome is not None
@@ -134,7 +134,7 @@ def test_who_does_not_know_the_job_secret_neither_joins_nor_ends_a_job(tmp_path:
                 with pytest.raises(IdentityError, match="--job-secret"):
                     zmqps.connect(cluster.address, job_secret=secret, observer=observer)
         with zmqps.connect(cluster.address, job_secret=right) as worker:
-            worker.init({"w": np.zeros(4, np.float32)}, optimizer=zmqps.optim.sgd(1.0))
+            worker.init({"w": np.zeros(4, np.float32)}, optimizer=zmqps.optim.sgd(1.0), mode="async")
             for path in (None, wrong):
                 with pytest.raises(IdentityError, match="--job-secret"):
                     end_job(cluster.address, "default", job_secret=path)
@@ -214,6 +214,6 @@ def test_a_worker_that_meets_another_clusters_server_is_told_and_sends_it_nothin
         with InProcessCluster() as cluster, zmqps.connect(cluster.address) as worker:
             begun = time.monotonic()
             with pytest.raises(WrongPeerError, match="is not the server that the coordinator named"):
-                worker.init({"w": np.ones(4, np.float32)}, optimizer=zmqps.optim.sgd(1.0))
+                worker.init({"w": np.ones(4, np.float32)}, optimizer=zmqps.optim.sgd(1.0), mode="async")
             assert time.monotonic() - begun < stretch(5)
         assert theirs.pull()["w"].tolist() == [0.0] * 4

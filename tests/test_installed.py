@@ -28,7 +28,7 @@ import numpy as np, zmqps
 
 if __name__ == "__main__":
     with zmqps.LocalCluster(servers=1, workers=1) as cluster, zmqps.connect(cluster.address) as worker:
-        worker.init({"w": np.zeros(4, np.float32)}, optimizer=zmqps.optim.sgd(learning_rate=1.0), staleness=0)
+        worker.init({"w": np.zeros(4, np.float32)}, optimizer=zmqps.optim.sgd(learning_rate=1.0), mode="sync")
         worker.push({"w": np.ones(4, np.float32)})
         print(worker.pull()["w"].tolist(), zmqps.__file__)
         worker.finish()

@@ -143,23 +143,23 @@ def test_an_optimizer_does_what_that_of_optax_does(worker: Any, rule: str, dtype
         x, y = batch(step)
         return gradient(params, x.astype(dtype), y.astype(dtype))
 
-    tx = zmqps.jax.optimizer(worker, ours, staleness=0, timeout=PATIENCE)
+    tx = zmqps.jax.optimizer(worker, ours, mode="sync", timeout=PATIENCE)
     close(train(tx, model(dtype), gradients), train(theirs(), model(dtype), gradients), tolerance)
 
 
 def test_a_second_optimizer_on_one_job_is_refused(worker: zmqps.Worker) -> None:
-    first = zmqps.jax.optimizer(worker, optim.sgd(0.1), staleness=0, timeout=PATIENCE)
+    first = zmqps.jax.optimizer(worker, optim.sgd(0.1), mode="sync", timeout=PATIENCE)
     first.init(model())
     first.init(model())  # the same optimizer may join its job again
     with pytest.raises(ConfigurationError, match=r"already trains another model.*connect\(job="):
-        zmqps.jax.optimizer(worker, optim.sgd(0.1), staleness=0, timeout=PATIENCE).init(model())
+        zmqps.jax.optimizer(worker, optim.sgd(0.1), mode="sync", timeout=PATIENCE).init(model())
 
 
 def test_an_optimizer_whose_job_could_not_be_begun_makes_room_for_another(worker: zmqps.Worker) -> None:
-    first = zmqps.jax.optimizer(worker, optim.sgd(0.1), staleness=-1, timeout=PATIENCE)
-    with pytest.raises(ConfigurationError, match="staleness=-1"):
+    first = zmqps.jax.optimizer(worker, optim.sgd(0.1), mode="bounded", staleness=-1, timeout=PATIENCE)
+    with pytest.raises(ConfigurationError, match="staleness must be a whole number at least 1, not -1"):
         first.init(model())
-    zmqps.jax.optimizer(worker, optim.sgd(0.1), staleness=0, timeout=PATIENCE).init(model())
+    zmqps.jax.optimizer(worker, optim.sgd(0.1), mode="sync", timeout=PATIENCE).init(model())
 
 
 def test_two_workers_make_the_steps_of_one_with_the_whole_batch() -> None:
@@ -174,7 +174,7 @@ def test_two_workers_make_the_steps_of_one_with_the_whole_batch() -> None:
 
     def run(address: str, number: int) -> Any:
         with jax.enable_x64(True), zmqps.connect(address, timeout=PATIENCE) as worker:
-            tx = zmqps.jax.optimizer(worker, optim.adam(1e-2), staleness=0, timeout=PATIENCE)
+            tx = zmqps.jax.optimizer(worker, optim.adam(1e-2), mode="sync", timeout=PATIENCE)
             return train(tx, model(), of_half(number))
 
     alone = train(optax.adam(1e-2), model(), lambda params, step: gradient(params, *batch(step)))
@@ -184,7 +184,7 @@ def test_two_workers_make_the_steps_of_one_with_the_whole_batch() -> None:
 
 
 def test_the_direct_way_returns_the_servers_values_to_the_bit(worker: Any) -> None:
-    params = zmqps.jax.init(worker, model("float32"), optimizer=optim.adam(1e-2), staleness=0, timeout=PATIENCE)
+    params = zmqps.jax.init(worker, model("float32"), optimizer=optim.adam(1e-2), mode="sync", timeout=PATIENCE)
     gradient = jax.jit(jax.grad(loss))
     for step in range(3):
         x, y = batch(step)
@@ -212,14 +212,14 @@ def test_models_of_flax_are_pytrees_as_any(worker: Any) -> None:
     def gradients(params: Any, x: Any, y: Any) -> Any:
         return jax.grad(lambda params: ((net.apply(params, x) - y) ** 2).mean())(params)
 
-    ours = zmqps.jax.optimizer(worker, optim.adam(1e-2), staleness=0, timeout=PATIENCE)
+    ours = zmqps.jax.optimizer(worker, optim.adam(1e-2), mode="sync", timeout=PATIENCE)
     expected = train(optax.adam(1e-2), params, lambda params, step: gradients(params, *batch(step)))
     close(train(ours, params, lambda params, step: gradients(params, *batch(step))), expected, 1e-6)
     assert "params/Dense_0/kernel" in [parameter.name for parameter in worker.parameters]
 
 
 def test_what_was_pulled_is_not_written_to_by_later_steps(worker: Any) -> None:
-    params = zmqps.jax.init(worker, {"w": jnp.zeros(100_000)}, optimizer=optim.sgd(1.0), timeout=PATIENCE)
+    params = zmqps.jax.init(worker, {"w": jnp.zeros(100_000)}, optimizer=optim.sgd(1.0), mode="async", timeout=PATIENCE)
     kept = [params]
     for _ in range(6):
         kept.append(zmqps.jax.push_pull(worker, {"w": jnp.ones(100_000)}))
@@ -229,7 +229,7 @@ def test_what_was_pulled_is_not_written_to_by_later_steps(worker: Any) -> None:
 
 def test_half_precision_is_trained_in_float32_on_the_servers(worker: Any) -> None:
     params = {"w": jnp.ones(40, jnp.bfloat16)}
-    tx = zmqps.jax.optimizer(worker, optim.sgd(1e-4), timeout=PATIENCE)
+    tx = zmqps.jax.optimizer(worker, optim.sgd(1e-4), mode="async", timeout=PATIENCE)
     found = train(tx, params, lambda params, step: {"w": jnp.ones(40, jnp.bfloat16)}, steps=100)
     assert found["w"].dtype == jnp.bfloat16
     np.testing.assert_allclose(worker.pull(timeout=PATIENCE)["w"], 0.99, rtol=1e-5)
@@ -239,7 +239,7 @@ def test_half_precision_is_trained_in_float32_on_the_servers(worker: Any) -> Non
 def test_gradients_of_integers_and_of_nothing_are_left_out(worker: Any) -> None:
     values = {"w": jnp.ones(4), "frozen": jnp.ones(3)}
     spec = optim.sgd(1.0, groups=[optim.group("frozen", frozen=True)])
-    zmqps.jax.init(worker, values, optimizer=spec, staleness=0, timeout=PATIENCE)
+    zmqps.jax.init(worker, values, optimizer=spec, mode="sync", timeout=PATIENCE)
     integers = jax.grad(lambda n: 1.0, allow_int=True)(jnp.arange(3))
     found = zmqps.jax.push_pull(worker, {"w": jnp.ones(4), "table": integers, "frozen": None})
     np.testing.assert_array_equal(found["w"], np.zeros(4))
@@ -247,7 +247,7 @@ def test_gradients_of_integers_and_of_nothing_are_left_out(worker: Any) -> None:
 
 
 def test_it_is_not_for_the_inside_of_jit(worker: Any) -> None:
-    tx = zmqps.jax.optimizer(worker, optim.sgd(0.1), timeout=PATIENCE)
+    tx = zmqps.jax.optimizer(worker, optim.sgd(0.1), mode="async", timeout=PATIENCE)
     params = {"w": jnp.ones(4)}
     state = tx.init(params)
     with pytest.raises(ConfigurationError, match=r"inside jax\.jit"):
@@ -257,7 +257,7 @@ def test_it_is_not_for_the_inside_of_jit(worker: Any) -> None:
 
 
 def test_a_worker_that_begins_with_other_values_is_told(worker: Any, caplog: pytest.LogCaptureFixture) -> None:
-    tx = zmqps.jax.optimizer(worker, optim.sgd(0.1), timeout=PATIENCE)
+    tx = zmqps.jax.optimizer(worker, optim.sgd(0.1), mode="async", timeout=PATIENCE)
     tx.init({"w": jnp.ones(4)})
     assert "other values" not in caplog.text
     tx.init({"w": jnp.zeros(4)})
@@ -267,14 +267,14 @@ def test_a_worker_that_begins_with_other_values_is_told(worker: Any, caplog: pyt
 
 def test_what_cannot_be_trained_is_refused(worker: Any) -> None:
     with pytest.raises(DtypeError, match="'n' has dtype"):
-        zmqps.jax.init(worker, {"n": jnp.arange(3)}, optimizer=optim.sgd(0.1), timeout=PATIENCE)
-    zmqps.jax.init(worker, {"w": jnp.ones((2, 3))}, optimizer=optim.sgd(0.1), timeout=PATIENCE)
+        zmqps.jax.init(worker, {"n": jnp.arange(3)}, optimizer=optim.sgd(0.1), mode="async", timeout=PATIENCE)
+    zmqps.jax.init(worker, {"w": jnp.ones((2, 3))}, optimizer=optim.sgd(0.1), mode="async", timeout=PATIENCE)
     with pytest.raises(ShapeError, match="'w' has shape"):
         zmqps.jax.pull(worker, {"w": jnp.ones((3, 2))})
 
 
 def test_what_a_pull_returns_is_a_pytree(worker: Any) -> None:
-    worker.init({"b": np.ones(3), "a": np.zeros(2)}, optimizer=optim.sgd(0.1), timeout=PATIENCE)
+    worker.init({"b": np.ones(3), "a": np.zeros(2)}, optimizer=optim.sgd(0.1), mode="async", timeout=PATIENCE)
     pulled = worker.pull(timeout=PATIENCE)
     doubled = jax.tree.map(lambda value: 2 * jnp.asarray(value), pulled)
     assert type(doubled) is zmqps.Params
@@ -288,7 +288,7 @@ def test_it_is_one_as_soon_as_a_program_with_jax_connects() -> None:
     script = (
         "import jax, jax.numpy as jnp, numpy as np, sys, zmqps\n"
         "with zmqps.connect(sys.argv[1]) as worker:\n"
-        "    worker.init({'w': np.ones(3)}, optimizer=zmqps.optim.sgd(0.1))\n"
+        "    worker.init({'w': np.ones(3)}, optimizer=zmqps.optim.sgd(0.1), mode='async')\n"
         "    print(jax.tree.map(jnp.asarray, worker.pull())['w'].sum(), 'zmqps.jax' in sys.modules)\n"
     )
     with InProcessCluster() as cluster:
@@ -315,7 +315,7 @@ def test_rows_of_a_table_are_pulled_and_pushed_around_a_compiled_step(worker: zm
         return jax.grad(loss, argnums=(0, 1))(params, rows)
 
     table = zmqps.table(3, optimizer=optim.sgd(0.1), initial=zmqps.initial.constant(0.5))
-    params = zmqps.jax.init(worker, start, optimizer=optim.sgd(0.1), staleness=0, tables={"items": table})
+    params = zmqps.jax.init(worker, start, optimizer=optim.sgd(0.1), mode="sync", tables={"items": table})
     items = worker.table("items")
     expected, whole = {"w": start["w"].copy()}, np.full((20, 3), 0.5, np.float32)
     for ids, y in batches:

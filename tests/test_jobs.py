@@ -57,9 +57,9 @@ def test_two_jobs_train_at_once_and_a_name_is_used_again_with_another_model(
             zmqps.connect(cluster.address, job="two") as second,
         ):
             assert (one.job, one.rank, two.rank, second.rank) == ("one", 0, 0, 1)
-            one.init(ones(5), optimizer=SGD)
-            two.init(ones(3000, "v"), optimizer=zmqps.optim.sgd(0.1, momentum=0.9), staleness=0)
-            second.init(ones(3000, "v"), optimizer=zmqps.optim.sgd(0.1, momentum=0.9), staleness=0)
+            one.init(ones(5), optimizer=SGD, mode="async")
+            two.init(ones(3000, "v"), optimizer=zmqps.optim.sgd(0.1, momentum=0.9), mode="sync")
+            second.init(ones(3000, "v"), optimizer=zmqps.optim.sgd(0.1, momentum=0.9), mode="sync")
             one.push(ones(5))
             waiting = second.push_async(ones(3000, "v"))
             two.push(ones(3000, "v"))
@@ -76,7 +76,7 @@ def test_two_jobs_train_at_once_and_a_name_is_used_again_with_another_model(
         wait_for_end(cluster, "one")
         wait_for_end(cluster, "two")
         with zmqps.connect(cluster.address, job="one") as one, caplog.at_level(logging.WARNING, "zmqps"):
-            one.init({"other": np.full((2, 2), 7.0)}, optimizer=zmqps.optim.adam(0.1))
+            one.init({"other": np.full((2, 2), 7.0)}, optimizer=zmqps.optim.adam(0.1), mode="async")
             np.testing.assert_array_equal(one.pull()["other"], np.full((2, 2), 7.0))
             one.finish()
     assert "job 'one' begins anew from the initial values given" in caplog.text
@@ -89,21 +89,21 @@ def test_the_same_model_again_starts_from_its_new_values_and_a_job_left_alone_go
     with zmqps.LocalCluster(workers=1, kernels="numpy") as cluster, caplog.at_level(logging.WARNING, "zmqps"):
         for start in (3.0, 5.0):
             with zmqps.connect(cluster.address) as worker:
-                worker.init({"w": np.full(4, start)}, optimizer=SGD)
+                worker.init({"w": np.full(4, start)}, optimizer=SGD, mode="async")
                 assert worker.pull()["w"][0] == start
                 worker.push({"w": np.ones(4)})
                 worker.finish()
             wait_for_end(cluster, "default")
         with zmqps.connect(cluster.address) as worker:
-            worker.init({"w": np.full(4, 8.0)}, optimizer=SGD)
+            worker.init({"w": np.full(4, 8.0)}, optimizer=SGD, mode="async")
             worker.push({"w": np.ones(4)})  # and goes, without having finished
         caplog.clear()
         with zmqps.connect(cluster.address) as worker:
-            worker.init({"w": np.full(4, 100.0)}, optimizer=SGD)
+            worker.init({"w": np.full(4, 100.0)}, optimizer=SGD, mode="async")
             assert worker.pull()["w"][0] == 7.0
         assert "goes on with what was trained before its workers left" in caplog.text
         with zmqps.connect(cluster.address) as worker:  # another model: nobody wants the old one
-            worker.init({"x": np.full(2, 1.0)}, optimizer=SGD)
+            worker.init({"x": np.full(2, 1.0)}, optimizer=SGD, mode="async")
             assert set(worker.pull()) == {"x"}
 
 
@@ -111,7 +111,7 @@ def test_the_cells_of_a_notebook_can_be_changed_and_run_again_without_a_close() 
     with InProcessCluster() as cluster:
         for size in (3, 5, 8):  # the same name is bound to a new worker, and the old one is nobody's any more
             worker = zmqps.connect(cluster.address)
-            worker.init(ones(size), optimizer=SGD)
+            worker.init(ones(size), optimizer=SGD, mode="async")
             worker.push(ones(size))
             np.testing.assert_array_equal(worker.pull()["w"], np.zeros(size))
         assert [member["role"] for member in cluster.status()["members"]] == ["server", "worker"]
@@ -121,7 +121,7 @@ def test_the_cells_of_a_notebook_can_be_changed_and_run_again_without_a_close() 
 def train_and_end(address: str, nbytes: int) -> Callable[[Mapping[str, Any]], bool]:
     """Train one job of so many bytes and end it; return what a status that has nothing of it any more says."""
     with zmqps.connect(address, job="large", transport="tcp") as worker:
-        worker.init(ones(nbytes // 4), optimizer=zmqps.optim.sgd(0.1, momentum=0.9))
+        worker.init(ones(nbytes // 4), optimizer=zmqps.optim.sgd(0.1, momentum=0.9), mode="async")
         worker.push_pull(ones(nbytes // 4))
         assert worker.status()["jobs"]["large"]["job"]["nbytes"] == nbytes
         worker.finish()
@@ -150,7 +150,7 @@ def test_memory_of_a_job_that_has_ended_is_free_again() -> None:
         after = []
         for _ in range(4):
             with zmqps.connect(cluster.address, job="large", transport="tcp") as worker:
-                worker.init(ones(nbytes // 4), optimizer=zmqps.optim.sgd(0.1, momentum=0.9))
+                worker.init(ones(nbytes // 4), optimizer=zmqps.optim.sgd(0.1, momentum=0.9), mode="async")
                 worker.push_pull(ones(nbytes // 4))
                 during = server.memory_info().rss
                 assert worker.status()["jobs"]["large"]["job"]["nbytes"] == nbytes
@@ -169,15 +169,15 @@ def test_memory_of_a_job_that_has_ended_is_free_again() -> None:
 def test_a_job_that_does_not_fit_is_refused_with_the_bytes_and_no_other_feels_it() -> None:
     with zmqps.LocalCluster(servers=2, kernels="numpy", memory=1_000_000) as cluster:
         with zmqps.connect(cluster.address, job="small") as small, zmqps.connect(cluster.address, job="big") as big:
-            small.init(ones(100_000), optimizer=SGD)
+            small.init(ones(100_000), optimizer=SGD, mode="async")
             with pytest.raises(zmqps.JobMemoryError) as caught:
-                big.init(ones(400_000), optimizer=zmqps.optim.adam(0.1))
+                big.init(ones(400_000), optimizer=zmqps.optim.adam(0.1), mode="async")
             assert caught.value.needed_nbytes == 400_000 * 4 // 2 * 4
             assert caught.value.free_nbytes == 1_000_000 - 100_000 * 4 // 2 * 2
             assert "end another job (zmqps jobs end NAME)" in str(caught.value)
             small.push(ones(100_000))
             assert not small.pull()["w"].any()
-            big.init(ones(100_000), optimizer=SGD)
+            big.init(ones(100_000), optimizer=SGD, mode="async")
             big.push(ones(100_000))
             assert set(small.status()["jobs"]) == {"small", "big"}
 
@@ -190,7 +190,7 @@ def test_jobs_are_listed_and_ended_from_the_command_line(capsys: pytest.CaptureF
         assert "no job has begun yet" in capsys.readouterr().out
         with zmqps.connect(cluster.address, job="mine") as mine, zmqps.connect(cluster.address, job="yours") as yours:
             for worker in (mine, yours):
-                worker.init(ones(4), optimizer=SGD, staleness=0)
+                worker.init(ones(4), optimizer=SGD, mode="sync")
             waiting = mine.pull_async(at_least=7, timeout=PATIENCE)
             assert run_cli([*where, "--json"]) == exits.OK
             assert set(json.loads(capsys.readouterr().out)["jobs"]) == {"mine", "yours"}
@@ -211,20 +211,20 @@ def test_jobs_are_listed_and_ended_from_the_command_line(capsys: pytest.CaptureF
             (ended,) = json.loads(capsys.readouterr().out)["ended"]
             assert (ended["job"], ended["how"]) == ("mine", "ended by zmqps jobs end")
             with zmqps.connect(cluster.address, job="mine") as again:
-                again.init(ones(9), optimizer=SGD)
+                again.init(ones(9), optimizer=SGD, mode="async")
                 assert again.pull()["w"].size == 9
 
 
 def test_a_rejoined_worker_does_not_train_another_job_for_its_own() -> None:
     with InProcessCluster() as cluster, zmqps.connect(cluster.address) as worker:
-        worker.init(ones(4), optimizer=SGD)
+        worker.init(ones(4), optimizer=SGD, mode="async")
         end_job(cluster.address, "default")
         with pytest.raises(zmqps.JobEndedError):
             worker.pull()
         with pytest.raises(zmqps.JobError, match="no job is running yet"):
             worker.rejoin()
         with zmqps.connect(cluster.address) as other:
-            other.init(ones(4), optimizer=zmqps.optim.sgd(0.5))
+            other.init(ones(4), optimizer=zmqps.optim.sgd(0.5), mode="async")
             with pytest.raises(zmqps.JobMismatchError, match="optimizer"):
                 worker.rejoin()
 
@@ -244,25 +244,25 @@ def test_the_environment_may_name_the_job(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_job_says_how_many_workers_it_expects() -> None:
     with InProcessCluster() as cluster:
         with zmqps.connect(cluster.address) as first:
-            first.init(ones(2), optimizer=SGD, staleness=0, workers=2)
+            first.init(ones(2), optimizer=SGD, mode="sync", workers=2)
             assert first.num_workers == 2
             step = first.push_async(ones(2))
             pulled = first.pull_async(at_least=1)
             assert not pulled.done(), "the first step waits for the second worker"
             with zmqps.connect(cluster.address) as second:
-                second.init(ones(2), optimizer=SGD, staleness=0, workers=2)
+                second.init(ones(2), optimizer=SGD, mode="sync", workers=2)
                 second.push(ones(2))
                 step.result(PATIENCE)
                 assert not pulled.result(PATIENCE)["w"].any()
                 with pytest.raises(zmqps.JobMismatchError, match="workers"):
-                    second.init(ones(2), optimizer=SGD, staleness=0, workers=3)
+                    second.init(ones(2), optimizer=SGD, mode="sync", workers=3)
 
 
 @pytest.mark.processes
 def test_a_stranger_ends_no_job_and_the_user_of_the_coordinator_does(tmp_path, monkeypatch) -> None:
     with zmqps.LocalCluster(kernels="numpy", timeout=PATIENCE) as cluster:
         with zmqps.connect(cluster.address) as worker, Stranger(cluster.address) as stranger:
-            worker.init(ones(4), optimizer=SGD)
+            worker.init(ones(4), optimizer=SGD, mode="async")
             nonce = bytes(16)
             for guard in (b"", nonce, proved(nonce, EndJob(1, "default", nonce)).guard):
                 answer = stranger.ask(EndJob(1, "default", nonce, guard), Error, JobEnded)

@@ -68,7 +68,7 @@ def fit(made: Any, **options: Any) -> Any:
 
 
 def on_servers(worker: zmqps.Worker, optimizer: Any, **options: Any) -> Any:
-    return zmqps.keras.Optimizer(worker, optimizer, staleness=0, timeout=PATIENCE, **options)
+    return zmqps.keras.Optimizer(worker, optimizer, mode="sync", timeout=PATIENCE, **options)
 
 
 def values(made: Any) -> dict[str, Any]:
@@ -168,8 +168,8 @@ def test_a_second_optimizer_on_one_job_is_refused(worker: zmqps.Worker) -> None:
 
 
 def test_an_optimizer_whose_job_could_not_be_begun_makes_room_for_another(worker: zmqps.Worker) -> None:
-    first, made = zmqps.keras.Optimizer(worker, "sgd", staleness=-1), model("sgd")
-    with pytest.raises(ConfigurationError, match="staleness=-1"):
+    first, made = zmqps.keras.Optimizer(worker, "sgd", mode="bounded", staleness=-1), model("sgd")
+    with pytest.raises(ConfigurationError, match="staleness must be a whole number at least 1, not -1"):
         first.build(made.trainable_variables)
     fit(model(on_servers(worker, "sgd")), epochs=1)
 
@@ -194,7 +194,7 @@ class Chief:
 def rates_set(learning_rate: Any, rates: list[float], *versions: int) -> list[float]:
     """Return the rates that a chief sets in steps whose ends have these versions."""
     chief: Any = Chief(*versions)
-    link = zmqps.keras.Link(chief, None, optim.sgd(learning_rate), {"staleness": 0}, rate=rates[0])
+    link = zmqps.keras.Link(chief, None, optim.sgd(learning_rate), {"mode": "sync"}, rate=rates[0])
     for number, rate in enumerate(rates):
         link.exchange({}, rate, number)
     return chief.rates
@@ -382,7 +382,7 @@ for rule, optimizer in rules.items():
     model.set_weights([first, np.zeros(8), last, np.zeros(2)])
     if address != "alone":
         worker = zmqps.connect(address, job=rule, timeout=20)
-        optimizer = zmqps.keras.Optimizer(worker, optimizer, staleness=0)
+        optimizer = zmqps.keras.Optimizer(worker, optimizer)
     model.compile(optimizer, loss="mse")
     model.fit(x, y, batch_size=16 // of, epochs=4, shuffle=False, verbose=0)
     trained |= {f"{rule} {v.path}": keras.ops.convert_to_numpy(v) for v in model.trainable_variables}
@@ -439,7 +439,7 @@ os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 import jax, keras, zmqps, zmqps.keras
 with zmqps.connect(sys.argv[1], timeout=20) as worker:
     model = keras.Sequential([keras.Input((1000,)), *[keras.layers.Dense(1000) for _ in range(4)]])
-    optimizer = zmqps.keras.Optimizer(worker, "sgd", staleness=0)
+    optimizer = zmqps.keras.Optimizer(worker, "sgd")
     optimizer.build(model.trainable_variables)
     values, state = [v.value for v in model.trainable_variables], [v.value for v in optimizer.variables]
     apply = jax.jit(optimizer.stateless_apply)

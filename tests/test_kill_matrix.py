@@ -158,7 +158,7 @@ class Victim:
 @pytest.fixture(scope="module")
 def arena() -> Iterator[Arena]:
     params = gradients(0.0)
-    options = {"optimizer": zmqps.optim.sgd(1.0), "staleness": 0}
+    options = {"optimizer": zmqps.optim.sgd(1.0), "mode": "sync"}
     times = {"heartbeat_interval": TIMEOUT / 20, "heartbeat_timeout": stretch(TIMEOUT)}
     with (
         closing(Nursery()) as nursery,  # first: it imports while the cluster starts

@@ -12,6 +12,7 @@ import pytest
 
 import zmqps
 from tests.inprocess import InProcessCluster
+from tests.modes import MODES
 from tests.pace import allow
 from zmqps.core.job.spec import JobSpec, Parameter
 from zmqps.errors import ConfigurationError, DeadlineError
@@ -34,7 +35,7 @@ class MemoryWorker:
 
     def _job(self, timeout: float | None) -> SimpleNamespace:
         parameters = tuple(Parameter(name, value.shape, value.dtype.name) for name, value in START.items())
-        return SimpleNamespace(job=JobSpec(parameters=parameters, optimizer=self.optimizer.to_wire()))
+        return SimpleNamespace(job=JobSpec(parameters=parameters, optimizer=self.optimizer.to_wire(), mode="async"))
 
     def pull(
         self, names: Any = None, *, out: dict[str, np.ndarray] | None = None, timeout: float | None = None
@@ -155,7 +156,7 @@ def address() -> Iterator[str]:
 
 def diloco(address: str, rank: int) -> tuple[np.ndarray, zmqps.Statistics]:
     with zmqps.connect(address, timeout=allow(30.0)) as worker:
-        worker.init({"w": np.zeros(5)}, optimizer=zmqps.optim.sgd(0.7, momentum=0.9, nesterov=True), staleness=0)
+        worker.init({"w": np.zeros(5)}, optimizer=zmqps.optim.sgd(0.7, momentum=0.9, nesterov=True), mode="sync")
         local = LocalSteps(worker, every=EVERY, timeout=allow(30.0))
         for _ in range(ROUNDS * EVERY):
             local.params["w"] -= INNER * (local.params["w"] - TARGETS[rank])
@@ -184,16 +185,16 @@ def test_synchronous_local_steps_are_diloco(address) -> None:  # type: ignore[no
         assert (statistics.pushes, statistics.clock) == (ROUNDS, ROUNDS)
 
 
-@pytest.mark.parametrize("staleness", [None, 0])
+@pytest.mark.parametrize("mode", ["async", "sync"])
 @pytest.mark.parametrize("elastic", [False, True])
-def test_buffers_are_the_scripts_own_and_set_in_the_step_of_an_exchange(staleness, elastic) -> None:  # type: ignore[no-untyped-def]
+def test_buffers_are_the_scripts_own_and_set_in_the_step_of_an_exchange(mode, elastic) -> None:  # type: ignore[no-untyped-def]
     with (
         InProcessCluster(servers=2, workers=1) as cluster,
         zmqps.connect(cluster.address, timeout=allow(30.0)) as worker,
     ):
         buffers = {"bn.mean": np.zeros(3), "bn.count": np.array(0)}
         sgd = zmqps.optim.sgd(1.0)
-        worker.init({"w": np.zeros(4)}, buffers=buffers, optimizer=sgd, staleness=staleness)
+        worker.init({"w": np.zeros(4)}, buffers=buffers, optimizer=sgd, **MODES[mode])
         local = ElasticAveraging(worker, 0.5, every=2) if elastic else LocalSteps(worker, every=2)
         assert set(local.params) == {"w"}
         for step in range(4):

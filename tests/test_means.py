@@ -13,6 +13,7 @@ import pytest
 
 import zmqps
 from tests.inprocess import InProcessCluster
+from tests.modes import MODES
 from tests.team import PATIENCE, Team
 from zmqps.core.protocol.messages import Proceed
 from zmqps.errors import ConfigurationError, JobMismatchError
@@ -74,7 +75,7 @@ def team(request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Team]:
     tables = {"items": zmqps.table(2, optimizer=SGD, initial=zmqps.initial.zeros())}
     with (
         InProcessCluster(servers=2, workers=WORKERS) as cluster,
-        Team(cluster.address, WORKERS, START, optimizer=SGD, tables=tables, staleness=0, mean="workers") as team,
+        Team(cluster.address, WORKERS, START, optimizer=SGD, tables=tables, mode="sync", mean="workers") as team,
     ):
         yield team
 
@@ -118,7 +119,7 @@ def test_a_step_that_one_leaves_out_for_all_changes_nothing_but_what_was_set(mon
         adam = zmqps.optim.adam(0.1)
         with (
             InProcessCluster(servers=2, workers=WORKERS) as cluster,
-            Team(cluster.address, WORKERS, start, buffers=buffers, optimizer=adam, staleness=0) as team,
+            Team(cluster.address, WORKERS, start, buffers=buffers, optimizer=adam, mode="sync") as team,
         ):
             results = team.all(train)
         w, m, v, t = np.ones(4), np.zeros(4), np.zeros(4), 0
@@ -137,7 +138,7 @@ def test_a_step_left_out_is_known_with_the_values_that_another_worker_of_the_hos
     monkeypatch.setenv("ZMQPS_COMBINE", "host")
     with (
         InProcessCluster(servers=1, workers=2) as cluster,
-        Team(cluster.address, 2, {"w": np.ones(4)}, optimizer=SGD, staleness=0) as team,
+        Team(cluster.address, 2, {"w": np.ones(4)}, optimizer=SGD, mode="sync") as team,
     ):
         team.step(lambda rank: {"w": np.ones(4)})
         [member] = [worker for worker in team.workers if worker._group.leader is None]  # type: ignore[attr-defined]
@@ -168,7 +169,7 @@ def test_rows_of_a_step_that_is_left_out_are_not_trained() -> None:
     tables = {"items": zmqps.table(2, optimizer=zmqps.optim.adagrad(0.5), initial=zmqps.initial.zeros())}
     with (
         InProcessCluster(servers=2, workers=2) as cluster,
-        Team(cluster.address, 2, {"w": np.zeros(2)}, optimizer=SGD, tables=tables, staleness=0) as team,
+        Team(cluster.address, 2, {"w": np.zeros(2)}, optimizer=SGD, tables=tables, mode="sync") as team,
     ):
 
         def train(worker: zmqps.Worker) -> Any:
@@ -192,17 +193,17 @@ def test_the_norm_that_is_clipped_is_that_of_the_mean_over_all() -> None:
     start, sgd = {"a": np.zeros(1), "b": np.zeros(1)}, zmqps.optim.sgd(1.0, clip_norm=1.0)
     with (
         InProcessCluster(servers=2, workers=2) as cluster,
-        Team(cluster.address, 2, start, optimizer=sgd, staleness=0, mean="workers") as team,
+        Team(cluster.address, 2, start, optimizer=sgd, mode="sync", mean="workers") as team,
     ):
         pulled = team.all(lambda w: (w.push({"a": [6.0]} if w.rank else {"b": [8.0]}, step=True), w.pull())[1])
         for values in pulled:  # the mean is (3, 4), of norm 5
             assert [values["a"][0], values["b"][0]] == pytest.approx([-0.6, -0.8], rel=1e-5)
 
 
-@pytest.mark.parametrize("staleness", [None, 1])
-def test_where_workers_share_no_steps_one_that_is_left_out_for_all_is_skipped(staleness: int | None) -> None:
+@pytest.mark.parametrize("mode", ["async", "bounded"])
+def test_where_workers_share_no_steps_one_that_is_left_out_for_all_is_skipped(mode: str) -> None:
     with InProcessCluster(workers=1) as cluster, zmqps.connect(cluster.address, timeout=PATIENCE) as worker:
-        worker.init({"w": np.zeros(2)}, optimizer=SGD, staleness=staleness)
+        worker.init({"w": np.zeros(2)}, optimizer=SGD, **MODES[mode])
         worker.skip(for_all=True)
         worker.push({"w": np.ones(2)})
         assert worker.pull()["w"].tolist() == [-1.0, -1.0]
@@ -218,8 +219,8 @@ def test_workers_of_a_job_agree_on_what_its_mean_is_over() -> None:
         zmqps.connect(cluster.address, timeout=PATIENCE) as one,
         zmqps.connect(cluster.address, timeout=PATIENCE) as other,
     ):
-        one.init(start, optimizer=SGD, staleness=0, mean="workers")
+        one.init(start, optimizer=SGD, mode="sync", mean="workers")
         with pytest.raises(JobMismatchError, match=r"differ in mean: .* has 'workers'; this worker has 'pushed'"):
-            other.init(start, optimizer=SGD, staleness=0)
-        with pytest.raises(ConfigurationError, match="belongs to synchronous training"):
-            other.init(start, optimizer=SGD, mean="workers")
+            other.init(start, optimizer=SGD, mode="sync")
+        with pytest.raises(ConfigurationError, match='belongs to mode="sync"'):
+            other.init(start, optimizer=SGD, mode="async", mean="workers")

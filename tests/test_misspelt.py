@@ -57,16 +57,33 @@ def test_what_is_near_to_nothing_is_answered_by_all_there_is() -> None:
         optim.sgd(fish=1)  # type: ignore[call-arg]
 
 
-@pytest.mark.parametrize(("word", "meant"), [("sync", "0"), ("async", "None"), ("Synchronous", "0")])
-def test_a_mode_in_words_is_answered_by_its_staleness(worker: zmqps.Worker, word: str, meant: str) -> None:
-    with (
-        InProcessCluster() as cluster,
-        zmqps.connect(cluster.address) as worker,
-        pytest.raises(ConfigurationError) as caught,
-    ):
-        worker.init({"w": np.zeros(1)}, optimizer=optim.sgd(0.1), staleness=word)
-    assert "0 for synchronous, n for bounded, None for asynchronous training" in str(caught.value)
-    assert str(caught.value).endswith(f"{word!r} is {meant}")
+@pytest.mark.parametrize(
+    ("options", "meant"),
+    [
+        ({"mode": "Synchronous"}, 'mode="sync"'),
+        ({"mode": "bsp"}, 'mode="sync"'),
+        ({"mode": "ssp"}, 'mode="bounded", staleness=n'),
+        ({"mode": None}, 'mode="async"'),
+        ({"mode": 0}, 'mode="sync"'),
+        ({"mode": 4}, 'mode="bounded", staleness=4'),
+        ({"staleness": 0}, 'mode="sync"'),
+        ({"staleness": "async"}, 'mode="async"'),
+        ({"staleness": 4}, 'mode="bounded", staleness=4'),
+    ],
+    ids=str,
+)
+def test_another_name_of_a_mode_is_answered_by_its_own(
+    worker: zmqps.Worker, options: dict[str, Any], meant: str
+) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        worker.init({"w": np.zeros(1)}, optimizer=optim.sgd(0.1), **options)
+    assert f"pass {meant}" in str(caught.value)
+
+
+@pytest.mark.parametrize(("wrong", "right"), [("consistency", "mode"), ("sync", "mode"), ("stalenes", "staleness")])
+def test_a_name_near_to_that_of_the_mode_is_answered_by_it(worker: zmqps.Worker, wrong: str, right: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"did you mean '{right}'"):
+        worker.init({"w": np.zeros(1)}, optimizer=optim.sgd(0.1), **{wrong: "sync"})
 
 
 def test_no_limit_is_said_that_nobody_comes_near(worker: zmqps.Worker) -> None:
@@ -87,12 +104,6 @@ def test_a_word_of_a_few_is_answered_by_the_nearest(worker: zmqps.Worker) -> Non
     ):
         worker.init({"w": np.zeros(1)}, optimizer=optim.sgd(0.1), nonfinite="alow")
     assert "nonfinite must be one of reject, allow, not 'alow'; did you mean 'allow'?" in str(caught.value)
-    with (
-        InProcessCluster() as cluster,
-        zmqps.connect(cluster.address) as worker,
-        pytest.raises(ConfigurationError, match="stalen"),
-    ):
-        worker.init({"w": np.zeros(1)}, optimizer=optim.sgd(0.1), stalenes=0)
 
 
 @pytest.mark.parametrize("name", [n for n in dir(zmqps.Worker) if not n.startswith("_")])

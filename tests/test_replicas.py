@@ -54,7 +54,7 @@ def test_a_push_that_was_answered_is_on_both_servers(codec: str) -> None:
         InProcessCluster(servers=2, workers=1, replicas=1, slice_nbytes=1 << 16) as cluster,
         zmqps.connect(cluster.address) as worker,
     ):
-        worker.init(VALUES, optimizer=zmqps.optim.adam(0.1), push_codec=codec)
+        worker.init(VALUES, optimizer=zmqps.optim.adam(0.1), mode="async", push_codec=codec)
         for _ in range(5):
             params = worker.push_pull(ONES)
         check(cluster)
@@ -67,7 +67,7 @@ def test_servers_with_keys_keep_copies_too(tmp_path: Path) -> None:
         InProcessCluster(tmp_path / "keys", servers=2, workers=1, replicas=1, slice_nbytes=1 << 16) as cluster,
         zmqps.connect(cluster.address, keys=tmp_path / "keys") as worker,
     ):
-        worker.init(VALUES, optimizer=zmqps.optim.sgd(1.0))
+        worker.init(VALUES, optimizer=zmqps.optim.sgd(1.0), mode="async")
         worker.push_pull(ONES)
         check(cluster)
 
@@ -77,7 +77,7 @@ def test_a_step_that_is_over_is_on_both_servers() -> None:
         InProcessCluster(servers=2, workers=1, replicas=1, slice_nbytes=1 << 16) as cluster,
         zmqps.connect(cluster.address) as worker,
     ):
-        worker.init(VALUES, optimizer=zmqps.optim.sgd(1.0), staleness=0)
+        worker.init(VALUES, optimizer=zmqps.optim.sgd(1.0), mode="sync")
         for _ in range(5):
             worker.push(ONES)
             params = worker.pull()

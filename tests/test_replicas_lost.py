@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import zmqps
+from tests.modes import MODES
 from tests.pace import allow, stretch
 
 pytestmark = pytest.mark.processes
@@ -22,14 +23,14 @@ PUSHES = 40
 ONES = {"w": np.full(30_000, -1, np.float32), "b": np.full(7, -1, np.float32)}
 
 
-@pytest.mark.parametrize("staleness", [None, 0])
-def test_a_server_that_is_killed_costs_nothing_that_was_acknowledged(staleness: int | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_a_server_that_is_killed_costs_nothing_that_was_acknowledged(mode: str, tmp_path: Path) -> None:
     some, waits = threading.Event(), list[float]()
 
     def train(address: str) -> dict[str, np.ndarray]:
         with zmqps.connect(address, timeout=PATIENCE) as worker:
             zeros = {name: np.zeros_like(g) for name, g in ONES.items()}
-            worker.init(zeros, optimizer=zmqps.optim.sgd(learning_rate=1.0), staleness=staleness, workers=2)
+            worker.init(zeros, optimizer=zmqps.optim.sgd(learning_rate=1.0), **MODES[mode], workers=2)
             for push in range(PUSHES):
                 began = time.monotonic()
                 worker.push_pull(ONES)
@@ -51,7 +52,7 @@ def test_a_server_that_is_killed_costs_nothing_that_was_acknowledged(staleness: 
         results = [pool.submit(train, cluster.address) for _ in range(2)]
         assert some.wait(PATIENCE)
         os.kill(cluster.pids["server-1"], signal.SIGKILL)
-        updates = 2 * PUSHES if staleness is None else PUSHES
+        updates = 2 * PUSHES if mode == "async" else PUSHES
         for values in (result.result(PATIENCE) for result in results):
             for name, value in values.items():
                 assert (value == updates).all(), f"{name}: {np.unique(value)} instead of {updates}"

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import zmqps
+from tests.modes import MODES
 from tests.pace import allow
 
 pytestmark = pytest.mark.processes
@@ -18,16 +19,14 @@ PATIENCE = allow(60.0)
 ONES = {"w": np.full((300, 1000), -1, np.float32), "b": np.full(7, -1, np.float32)}
 
 
-@pytest.mark.parametrize(("staleness", "replicas"), [(None, 0), (None, 1), (2, 0), (0, 0), (0, 1)])
-def test_jobs_that_lie_on_more_servers_and_then_on_fewer_lose_nothing(
-    staleness: int | None, replicas: int, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(("mode", "replicas"), [("async", 0), ("async", 1), ("bounded", 0), ("sync", 0), ("sync", 1)])
+def test_jobs_that_lie_on_more_servers_and_then_on_fewer_lose_nothing(mode: str, replicas: int, tmp_path: Path) -> None:
     over, counts, some = threading.Event(), list[int](), threading.Semaphore(0)
 
     def train(address: str) -> dict[str, np.ndarray]:
         with zmqps.connect(address, timeout=PATIENCE) as worker:
             zeros = {name: np.zeros_like(g) for name, g in ONES.items()}
-            worker.init(zeros, optimizer=zmqps.optim.sgd(learning_rate=1.0), staleness=staleness, workers=2)
+            worker.init(zeros, optimizer=zmqps.optim.sgd(learning_rate=1.0), **MODES[mode], workers=2)
             pushes = 0
             while True:
                 worker.push_pull(ONES)
@@ -62,7 +61,7 @@ def test_jobs_that_lie_on_more_servers_and_then_on_fewer_lose_nothing(
         finally:
             over.set()
         for values in (result.result(PATIENCE) for result in results):
-            updates = int(values.pop("pushes")) * (2 if staleness != 0 else 1)
+            updates = int(values.pop("pushes")) * (2 if mode != "sync" else 1)
             for name, value in values.items():
                 assert (value == updates).all(), f"{name}: {np.unique(value)} instead of {updates}"
         status = cluster.status()

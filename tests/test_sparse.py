@@ -14,6 +14,7 @@ import pytest
 
 import zmqps
 from tests.inprocess import InProcessCluster
+from tests.modes import MODES
 from tests.team import PATIENCE, Team
 from zmqps import initial, optim
 from zmqps.errors import (
@@ -109,7 +110,7 @@ def test_four_synchronous_workers_train_what_one_process_does(servers: int) -> N
         for step in range(50)
         for rank in range(4)
     }
-    with InProcessCluster(servers=servers) as cluster, Team(cluster.address, 4, {}, tables=tables, staleness=0) as team:
+    with InProcessCluster(servers=servers) as cluster, Team(cluster.address, 4, {}, tables=tables, mode="sync") as team:
         begin = dict(
             zip(RULES, (team.workers[0].table(name).pull(pool, timeout=PATIENCE) for name in RULES), strict=True)
         )
@@ -147,7 +148,9 @@ def test_asynchronous_sums_are_exact_with_workers_that_leave_and_come() -> None:
             rng = np.random.default_rng(number)
             for _ in range(3):  # lives
                 with zmqps.connect(cluster.address, timeout=PATIENCE) as worker:
-                    worker.init({}, tables={"t": zmqps.table(2, optimizer=optim.sgd(1.0))}, timeout=PATIENCE)
+                    worker.init(
+                        {}, tables={"t": zmqps.table(2, optimizer=optim.sgd(1.0))}, mode="async", timeout=PATIENCE
+                    )
                     table = worker.table("t")
                     for _ in range(10):
                         which = rng.integers(0, pool.size, 40)
@@ -157,7 +160,7 @@ def test_asynchronous_sums_are_exact_with_workers_that_leave_and_come() -> None:
                             np.subtract.at(sums, which, grads)
 
         with zmqps.connect(cluster.address, timeout=PATIENCE) as keeps:  # else the job ends when nobody is there
-            keeps.init({}, tables={"t": zmqps.table(2, optimizer=optim.sgd(1.0))}, timeout=PATIENCE)
+            keeps.init({}, tables={"t": zmqps.table(2, optimizer=optim.sgd(1.0))}, mode="async", timeout=PATIENCE)
             threads = [threading.Thread(target=partial(train, number)) for number in range(3)]
             for thread in threads:
                 thread.start()
@@ -169,7 +172,7 @@ def test_asynchronous_sums_are_exact_with_workers_that_leave_and_come() -> None:
 
 def test_a_step_is_over_parameters_and_tables_together() -> None:
     table = zmqps.table(2, optimizer=optim.sgd(1.0))
-    options: dict[str, Any] = {"optimizer": optim.sgd(1.0), "tables": {"t": table}, "staleness": 0}
+    options: dict[str, Any] = {"optimizer": optim.sgd(1.0), "tables": {"t": table}, "mode": "sync"}
     with InProcessCluster(servers=2) as cluster, Team(cluster.address, 2, {"w": np.zeros(3)}, **options) as team:
 
         def step(worker: zmqps.Worker) -> tuple[Array, Array]:
@@ -185,11 +188,11 @@ def test_a_step_is_over_parameters_and_tables_together() -> None:
             np.testing.assert_array_equal(rows[0, :, 0], [-1.0, -0.5, -0.5])
 
 
-@pytest.mark.parametrize("staleness", [None, 0, 2])
-def test_a_batch_is_pushed_and_the_next_one_comes_in_one_call(staleness: int | None) -> None:
+@pytest.mark.parametrize("mode", ["async", "sync", "bounded"])
+def test_a_batch_is_pushed_and_the_next_one_comes_in_one_call(mode: str) -> None:
     with InProcessCluster(servers=2) as cluster, zmqps.connect(cluster.address) as worker:
         options = {"optimizer": optim.sgd(1.0), "initial": initial.constant(2.0)}
-        worker.init({}, tables={"t": zmqps.table(3, **options)}, staleness=staleness, timeout=PATIENCE)
+        worker.init({}, tables={"t": zmqps.table(3, **options)}, **MODES[mode], timeout=PATIENCE)
         table = worker.table("t")
         assert table.dim == 3
         assert repr(table) == "<zmqps.Table 't'>"
@@ -213,7 +216,7 @@ def test_rows_are_loaded_counted_and_gone_through() -> None:
         zmqps.connect(cluster.address) as worker,
         zmqps.connect(cluster.address, observer=True) as observer,
     ):
-        worker.init({}, tables={"t": zmqps.table(2, optimizer=optim.adam(0.1))}, timeout=PATIENCE)
+        worker.init({}, tables={"t": zmqps.table(2, optimizer=optim.adam(0.1))}, mode="async", timeout=PATIENCE)
         table, ids = worker.table("t"), np.arange(5000) * 1_000_003
         values = np.random.default_rng(1).standard_normal((5000, 2)).astype(np.float32)
         table.load(ids, values, timeout=PATIENCE)
@@ -239,7 +242,7 @@ def test_what_is_wrong_is_said_and_changes_nothing() -> None:
         zmqps.connect(cluster.address) as other,
     ):
         tables = {"items": zmqps.table(4, optimizer=optim.sgd(1.0))}
-        worker.init({}, tables=tables, timeout=PATIENCE)
+        worker.init({}, tables=tables, mode="async", timeout=PATIENCE)
         items = worker.table("items")
         ones = np.ones((2, 4))
         with pytest.raises(ShapeError, match=r"gradients for items.*\(3, 4\), expected \(2, 4\)"):
@@ -260,16 +263,16 @@ def test_what_is_wrong_is_said_and_changes_nothing() -> None:
             {"items": tables["items"], "others": tables["items"]},
         ):
             with pytest.raises(JobMismatchError, match=r"table '(items|others)'"):
-                other.init({}, tables=different)
+                other.init({}, tables=different, mode="async")
         assert len(items) == 0
         with pytest.raises(OptimizerError, match="for tables of rows"):
-            other.init({"w": np.ones(1)}, optimizer=optim.rowwise_adagrad(0.1))
+            other.init({"w": np.ones(1)}, optimizer=optim.rowwise_adagrad(0.1), mode="async")
 
 
 def test_a_full_table_refuses_new_rows_and_goes_on() -> None:
     with InProcessCluster(servers=1) as cluster, zmqps.connect(cluster.address) as worker:
         table = zmqps.table(8, optimizer=optim.sgd(1.0), capacity_nbytes=10_000)
-        worker.init({}, tables={"t": table}, timeout=PATIENCE)
+        worker.init({}, tables={"t": table}, mode="async", timeout=PATIENCE)
         items, ids = worker.table("t"), np.arange(100)
         items.push(ids, np.ones((100, 8)), timeout=PATIENCE)
         with pytest.raises(TableFullError, match="'t' has no room for 1,000 new rows"):
@@ -284,7 +287,7 @@ def test_a_full_table_refuses_new_rows_and_goes_on() -> None:
 def test_rows_travel_in_a_codec(codec: str) -> None:
     with InProcessCluster(servers=2) as cluster, zmqps.connect(cluster.address) as worker:
         tables = {"t": zmqps.table(32, optimizer=optim.sgd(1.0))}
-        worker.init({}, tables=tables, push_codec=codec, pull_codec=codec, timeout=PATIENCE)
+        worker.init({}, tables=tables, mode="async", push_codec=codec, pull_codec=codec, timeout=PATIENCE)
         table, rng = worker.table("t"), np.random.default_rng(0)
         for size in (1, 40, 3000):
             ids, grads = rng.integers(0, 1 << 40, size), rng.standard_normal((size, 32))
@@ -296,14 +299,14 @@ def test_rows_travel_in_a_codec(codec: str) -> None:
 def test_without_a_place_for_checkpoints_none_is_made() -> None:
     tables = {"t": zmqps.table(2, optimizer=optim.sgd(1.0))}
     with InProcessCluster(servers=1) as cluster, zmqps.connect(cluster.address) as worker:
-        worker.init({}, tables=tables, timeout=PATIENCE)
+        worker.init({}, tables=tables, mode="async", timeout=PATIENCE)
         with pytest.raises(PSError):
             worker.checkpoint(timeout=PATIENCE)
 
 
 def test_who_goes_through_all_rows_begins_again_where_shards_are_cut_anew() -> None:
     with InProcessCluster(servers=2) as cluster, zmqps.connect(cluster.address) as worker:
-        worker.init({}, tables={"t": zmqps.table(2, optimizer=optim.sgd(1.0))}, timeout=PATIENCE)
+        worker.init({}, tables={"t": zmqps.table(2, optimizer=optim.sgd(1.0))}, mode="async", timeout=PATIENCE)
         table, ids = worker.table("t"), np.arange(400)
         table.load(ids, np.ones((400, 2)), timeout=PATIENCE)
         seen, times = Counter[int](), 0

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.processes
 
 DIM = 6
 START = {"w": np.linspace(-1, 1, 300, dtype=np.float32)}
-MODES: dict[str, dict[str, Any]] = {"async": {}, "sync": {"staleness": 0}}
+MODES: dict[str, dict[str, Any]] = {"async": {"mode": "async"}, "sync": {"mode": "sync"}}
 
 
 def tables(**options: Any) -> dict[str, Any]:
@@ -178,10 +178,10 @@ def test_a_copy_of_a_table_goes_back_with_it(tmp_path: Path, mode: str) -> None:
 def test_a_job_of_tables_alone_is_saved_and_restored(tmp_path: Path) -> None:
     only = {"items": zmqps.table(2, optimizer=zmqps.optim.sgd(1.0))}
     with cluster(tmp_path) as first, zmqps.connect(first.address) as worker:
-        worker.init({}, tables=only, timeout=PATIENCE)
+        worker.init({}, tables=only, mode="async", timeout=PATIENCE)
         worker.table("items").push([1, 2, 1], np.ones((3, 2), np.float32), timeout=PATIENCE)
         made = worker.checkpoint(timeout=PATIENCE)
     with cluster(tmp_path, 3, restore=made.path) as second, zmqps.connect(second.address) as worker:
-        worker.init({}, tables=only, timeout=PATIENCE)
+        worker.init({}, tables=only, mode="async", timeout=PATIENCE)
         assert worker.table("items").rows([1, 2, 3], timeout=PATIENCE)[:, 0].tolist() == [-2.0, -1.0, 0.0]
         assert len(worker.table("items")) == 2

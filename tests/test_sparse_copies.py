@@ -10,6 +10,7 @@ import pytest
 
 import zmqps
 from tests.inprocess import PATIENCE, InProcessCluster
+from tests.modes import MODES
 from zmqps import initial, optim
 from zmqps.core.server.tables.rows import rows_in
 
@@ -59,14 +60,14 @@ def check(cluster: InProcessCluster, *, copies_each: int = 2) -> None:
 
 
 @pytest.mark.parametrize("params", [{}, {"w": np.zeros(50, np.float32)}], ids=["alone", "beside parameters"])
-@pytest.mark.parametrize("staleness", [None, 2, 0])
-def test_what_was_pushed_to_tables_is_on_both_servers(staleness: int | None, params: dict[str, Any]) -> None:
+@pytest.mark.parametrize("mode", ["async", "bounded", "sync"])
+def test_what_was_pushed_to_tables_is_on_both_servers(mode: str, params: dict[str, Any]) -> None:
     rng = np.random.default_rng(5)
     with (
         InProcessCluster(servers=2, workers=1, replicas=1) as cluster,
         zmqps.connect(cluster.address, timeout=PATIENCE) as worker,
     ):
-        worker.init(params, tables=TABLES, staleness=staleness, optimizer=optim.sgd(1.0) if params else None)
+        worker.init(params, tables=TABLES, **MODES[mode], optimizer=optim.sgd(1.0) if params else None)
         for step in range(12):
             for name, options in TABLES.items():
                 ids = rng.integers(0, 400, 60) * 1_000_003
@@ -75,7 +76,7 @@ def test_what_was_pushed_to_tables_is_on_both_servers(staleness: int | None, par
                     worker.table(name).load(ids, rows)
                 else:
                     worker.table(name).push_pull(ids, rows, ids + 1_000_003, step=False)
-            if staleness is not None:
+            if mode != "async":
                 worker.advance()
         worker.table("adam").pull([1])  # after a step that is over, which backups have
         check(cluster)

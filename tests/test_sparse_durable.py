@@ -17,6 +17,7 @@ import pytest
 
 import zmqps
 from tests.core.server.followed import followed
+from tests.modes import MODES
 from tests.pace import allow, stretch
 from zmqps import optim
 from zmqps.nodes.inquiry import drain_server
@@ -31,12 +32,12 @@ WORKERS = 2
 
 
 def train(
-    address: str, staleness: int | None, params: dict[str, Any], going: Callable[[int], bool], some: threading.Semaphore
+    address: str, mode: str, params: dict[str, Any], going: Callable[[int], bool], some: threading.Semaphore
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Train until all are told to stop; return the rows at the end, and the sum of what was pushed."""
     with zmqps.connect(address, timeout=PATIENCE) as worker:
         options = {"optimizer": optim.sgd(1.0)} if params else {}
-        worker.init(params, tables=TABLES, staleness=staleness, workers=WORKERS, **options)
+        worker.init(params, tables=TABLES, **MODES[mode], workers=WORKERS, **options)
         rng = np.random.default_rng(worker.rank)
         sums = {name: np.zeros((POOL.size, DIM)) for name in TABLES}
         pushes = 0
@@ -45,14 +46,14 @@ def train(
                 which = rng.integers(0, POOL.size, 80)
                 grads = rng.integers(-4, 5, (80, DIM)).astype(np.float32)
                 table = worker.table(name)
-                if staleness is None:
+                if mode == "async":
                     table.push_pull(POOL[which], grads, POOL[which])
                 else:
                     table.push(POOL[which], grads, step=False)
                 np.subtract.at(sums[name], which, grads)
             if params:
                 worker.push({"w": -np.ones_like(params["w"])})
-            elif staleness is not None:
+            elif mode != "async":
                 worker.advance()
             pushes += 1
             if pushes == 5:
@@ -62,7 +63,7 @@ def train(
         assert sum(len(ids) for ids, _ in worker.table("one").chunks(64)) == len(worker.table("one"))
         if params:
             w = worker.pull()["w"]
-            assert (w == (pushes if staleness == 0 else WORKERS * pushes)).all()
+            assert (w == (pushes if mode == "sync" else WORKERS * pushes)).all()
         worker.barrier("all have read", timeout=PATIENCE)
         return rows, sums
 
@@ -84,17 +85,17 @@ TROUBLES = [(lose, 1), (drain, 0), (drain, 1), (scale, 0), (scale, 1)]
 ALONE, BESIDE = {}, {"w": np.zeros(30_000, np.float32)}  # parameters
 #: Each kind in each mode, with parameters every other time.
 CASES = [
-    pytest.param(trouble, replicas, staleness, params, id=f"{trouble.__name__}-{replicas}-{staleness}-{len(params)}")
+    pytest.param(trouble, replicas, mode, params, id=f"{trouble.__name__}-{replicas}-{mode}-{len(params)}")
     for (trouble, replicas), turn in zip(TROUBLES, itertools.cycle([0, 1]), strict=False)
-    for staleness, params in zip([None, 2, 0], [ALONE, BESIDE, ALONE, BESIDE][turn:], strict=False)
+    for mode, params in zip(MODES, [ALONE, BESIDE, ALONE, BESIDE][turn:], strict=False)
 ]
 
 
-@pytest.mark.parametrize(("trouble", "replicas", "staleness", "params"), CASES)
+@pytest.mark.parametrize(("trouble", "replicas", "mode", "params"), CASES)
 def test_no_row_is_lost_and_no_gradient_counts_twice(
     trouble: Callable[[zmqps.LocalCluster], None],
     replicas: int,
-    staleness: int | None,
+    mode: str,
     params: dict[str, Any],
     tmp_path: Path,
 ) -> None:
@@ -113,7 +114,7 @@ def test_no_row_is_lost_and_no_gradient_counts_twice(
         ThreadPoolExecutor(WORKERS) as pool,
         ExitStack() as stack,
     ):  # fmt: skip
-        results = [pool.submit(train, cluster.address, staleness, params, going, some) for _ in range(WORKERS)]
+        results = [pool.submit(train, cluster.address, mode, params, going, some) for _ in range(WORKERS)]
         for result in results:
             result.add_done_callback(lambda _: some.release())  # one that has failed is not waited for
         try:
@@ -129,7 +130,7 @@ def test_no_row_is_lost_and_no_gradient_counts_twice(
         found = [result.result(PATIENCE) for result in results]
         followed(feed, copy)
     for name in TABLES:
-        expected = sum(sums[name] for _, sums in found) / (WORKERS if staleness == 0 else 1)
+        expected = sum(sums[name] for _, sums in found) / (WORKERS if mode == "sync" else 1)
         for rows, _ in found:
             np.testing.assert_array_equal(rows[name], expected)
         if name == "one":  # who has followed it meanwhile has a copy that is equal

@@ -35,7 +35,7 @@ import numpy as np, zmqps
 address, name, element, stops_after, batches = sys.argv[1], sys.argv[2], *map(json.loads, sys.argv[3:])
 with zmqps.connect(address, name=name, timeout=60) as worker:
     dim = 9
-    worker.init({}, tables={"items": zmqps.table(dim, optimizer=zmqps.optim.sgd(1.0))}, timeout=60)
+    worker.init({}, tables={"items": zmqps.table(dim, optimizer=zmqps.optim.sgd(1.0))}, mode="async", timeout=60)
     table, under_way = worker.table("items"), deque()
     for number, ids in enumerate(batches):
         grads = np.zeros((len(ids), dim), np.float32)
@@ -87,7 +87,7 @@ def test_acknowledged_pushes_count_once_and_others_as_a_whole_or_not_at_all() ->
         zmqps.connect(cluster.address, name="stays", timeout=PATIENCE) as stays,
         ThreadPoolExecutor(WORKERS) as pool,
     ):
-        stays.init({}, tables={"items": table}, timeout=PATIENCE)
+        stays.init({}, tables={"items": table}, mode="async", timeout=PATIENCE)
         lives = [pool.submit(live, cluster, number) for number in range(WORKERS)]
         acknowledged = {element: told for future in lives for element, told in future.result().items()}
         rows = stays.table("items").pull(POOL, timeout=PATIENCE).astype(np.int64)

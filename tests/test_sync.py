@@ -78,7 +78,7 @@ def together(servers: int, optimizer: zmqps.optim.OptimizerSpec) -> list[Arrays]
 
     with (
         InProcessCluster(servers=servers, workers=WORKERS, slice_nbytes=4096) as cluster,
-        Team(cluster.address, WORKERS, START, optimizer=optimizer, staleness=0, deterministic=True) as team,
+        Team(cluster.address, WORKERS, START, optimizer=optimizer, mode="sync", deterministic=True) as team,
     ):
         return team.all(train)
 
@@ -116,7 +116,7 @@ def trio() -> Iterator[Team]:
             3,
             params,
             optimizer=zmqps.optim.sgd(1.0),
-            staleness=0,
+            mode="sync",
             retain=RETAIN,
             deterministic=True,
         ) as team,
@@ -228,7 +228,7 @@ def test_versions_can_be_waited_for_and_read_while_they_are_retained(trio: Team)
 
 
 def test_a_thousand_that_wait_for_the_others_are_all_done_when_those_have_come() -> None:
-    options = {"optimizer": zmqps.optim.sgd(1.0), "staleness": 0}
+    options = {"optimizer": zmqps.optim.sgd(1.0), "mode": "sync"}
     with (
         InProcessCluster(servers=1, workers=2) as cluster,
         Team(cluster.address, 2, {"w": np.zeros(4, np.float32)}, **options) as team,
@@ -245,7 +245,7 @@ def test_a_thousand_that_wait_for_the_others_are_all_done_when_those_have_come()
 
 
 def test_backup_workers_are_dropped_and_told() -> None:
-    options = {"optimizer": zmqps.optim.sgd(1.0), "staleness": 0, "replicas_to_aggregate": 2}
+    options = {"optimizer": zmqps.optim.sgd(1.0), "mode": "sync", "replicas_to_aggregate": 2}
     with (
         InProcessCluster(servers=2, workers=3) as cluster,
         Team(cluster.address, 3, {"w": np.zeros(4, np.float32)}, **options) as team,
@@ -261,7 +261,7 @@ def test_backup_workers_are_dropped_and_told() -> None:
 
 
 def test_workers_bring_several_batches_to_a_step_of_more_gradients_than_workers() -> None:
-    options = {"optimizer": zmqps.optim.sgd(1.0), "staleness": 0, "replicas_to_aggregate": 5}
+    options = {"optimizer": zmqps.optim.sgd(1.0), "mode": "sync", "replicas_to_aggregate": 5}
     with (
         InProcessCluster(servers=2, workers=2) as cluster,
         Team(cluster.address, 2, {"w": np.zeros(4, np.float32)}, **options) as team,
@@ -285,7 +285,7 @@ def test_workers_bring_several_batches_to_a_step_of_more_gradients_than_workers(
 
 def test_of_more_workers_than_are_expected_one_takes_the_place_of_who_leaves_and_who_rejoins_has_its_own() -> None:
     params = {"w": np.zeros(4, np.float32)}
-    options = {"optimizer": zmqps.optim.sgd(1.0), "staleness": 0}
+    options = {"optimizer": zmqps.optim.sgd(1.0), "mode": "sync"}
     with (
         InProcessCluster(servers=1, workers=2) as cluster,
         Team(cluster.address, 2, params, **options) as team,
@@ -327,7 +327,12 @@ def test_nobody_reads_further_ahead_of_the_slowest_than_allowed() -> None:
     with (
         InProcessCluster(servers=2, workers=3) as cluster,
         Team(
-            cluster.address, 3, {"w": np.zeros(4, np.float32)}, optimizer=zmqps.optim.sgd(1.0), staleness=bound
+            cluster.address,
+            3,
+            {"w": np.zeros(4, np.float32)},
+            optimizer=zmqps.optim.sgd(1.0),
+            mode="bounded",
+            staleness=bound,
         ) as team,
     ):
         one = {"w": np.ones(4, np.float32)}
@@ -361,4 +366,4 @@ def test_nobody_reads_further_ahead_of_the_slowest_than_allowed() -> None:
         found = cluster.status()["jobs"]["default"]["steps"]
         assert found | {"bound": bound, "slowest": steps} == found
         assert (fast.pull(timeout=PATIENCE)["w"] == -3 * steps).all()
-        assert fast.statistics().mode == "ssp"
+        assert fast.statistics().mode == "bounded"

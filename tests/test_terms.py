@@ -7,6 +7,7 @@ import pytest
 
 import zmqps
 from tests.inprocess import InProcessCluster
+from tests.modes import MODES
 from tests.team import PATIENCE, Team
 from zmqps.errors import ConfigurationError, OptimizerError
 from zmqps.optim import adam, group, linear_warmup, sgd
@@ -38,7 +39,7 @@ def close(values: Arrays, expected: Arrays) -> None:
 
 @pytest.mark.parametrize("servers", [1, 3])
 def test_the_norm_of_a_synchronous_step_is_that_of_the_mean_over_all_shards(servers: int) -> None:
-    options = {"optimizer": sgd(0.1, momentum=0.5, clip_norm=LIMIT, **OPTIONS), "staleness": 0}
+    options = {"optimizer": sgd(0.1, momentum=0.5, clip_norm=LIMIT, **OPTIONS), "mode": "sync"}
     expected, memory = {name: START[name].copy() for name in ("a", "b")}, {"a": 0.0, "b": 0.0}
     with (
         InProcessCluster(servers=servers, slice_nbytes=4096, workers=2) as cluster,
@@ -55,11 +56,11 @@ def test_the_norm_of_a_synchronous_step_is_that_of_the_mean_over_all_shards(serv
                 close(values, expected)
 
 
-@pytest.mark.parametrize("staleness", [None, 3])
-def test_where_each_push_is_applied_the_norm_is_that_of_the_push(staleness: int | None) -> None:
+@pytest.mark.parametrize("mode", ["async", "bounded"])
+def test_where_each_push_is_applied_the_norm_is_that_of_the_push(mode: str) -> None:
     expected = {name: START[name].copy() for name in ("a", "b")}
     with InProcessCluster(servers=2, slice_nbytes=4096) as cluster, zmqps.connect(cluster.address) as worker:
-        worker.init(START, optimizer=sgd(0.1, clip_norm=LIMIT, **OPTIONS), staleness=staleness, timeout=PATIENCE)
+        worker.init(START, optimizer=sgd(0.1, clip_norm=LIMIT, **OPTIONS), **MODES[mode], timeout=PATIENCE)
         for step in range(4):
             grads = gradients(step, 1.0 if step % 2 else 1e-3)
             values = worker.push_pull(grads, timeout=PATIENCE)
@@ -72,7 +73,7 @@ def test_where_each_push_is_applied_the_norm_is_that_of_the_push(staleness: int 
 
 
 def test_a_step_that_all_skip_has_no_norm() -> None:
-    options = {"optimizer": sgd(0.1, clip_norm=LIMIT), "staleness": 0}
+    options = {"optimizer": sgd(0.1, clip_norm=LIMIT), "mode": "sync"}
     with InProcessCluster(servers=2, workers=2) as cluster, Team(cluster.address, 2, START, **options) as team:
         team.all(lambda worker: worker.skip(timeout=PATIENCE))
         assert [values.version for values in team.all(lambda worker: worker.pull(timeout=PATIENCE))] == [1, 1]
@@ -80,7 +81,7 @@ def test_a_step_that_all_skip_has_no_norm() -> None:
 
 def test_in_the_synchronous_mode_the_chief_sets_the_learning_rate_of_its_next_step() -> None:
     ones = {name: np.ones_like(value) for name, value in START.items()}
-    options = {"optimizer": sgd(linear_warmup(1.0, warmup_steps=100)), "staleness": 0}
+    options = {"optimizer": sgd(linear_warmup(1.0, warmup_steps=100)), "mode": "sync"}
     rates, expected = [0.5, 0.25, 0.25, 0.125], 0.0
     with InProcessCluster(servers=2, workers=2) as cluster, Team(cluster.address, 2, START, **options) as team:
         for rate in rates:
@@ -98,13 +99,13 @@ def test_in_the_asynchronous_mode_the_chiefs_next_push_has_it_and_who_comes_late
     ones = {name: np.ones_like(value) for name, value in START.items()}
     optimizer = sgd(1.0, groups=[group("b", learning_rate=2.0)])
     with InProcessCluster(servers=2) as cluster, zmqps.connect(cluster.address) as chief:
-        chief.init(START, optimizer=optimizer, timeout=PATIENCE)
+        chief.init(START, optimizer=optimizer, mode="async", timeout=PATIENCE)
         assert chief.set_learning_rate(0.5, timeout=PATIENCE) is True
         values = chief.push_pull(ones, timeout=PATIENCE)
         assert (values["a"][0, 0], values["b"][0]) == (-0.5, -2.0), "a group with its own keeps that"
         assert chief.set_learning_rate(0.5, groups=[0.25], timeout=PATIENCE) is True
         with zmqps.connect(cluster.address) as later:
-            later.init(START, optimizer=optimizer, timeout=PATIENCE)
+            later.init(START, optimizer=optimizer, mode="async", timeout=PATIENCE)
             values = later.push_pull(ones, timeout=PATIENCE)
             assert (values["a"][0, 0], values["b"][0]) == (-1.0, -2.25)
             assert later.set_learning_rate(7.0, timeout=PATIENCE) is False
@@ -114,12 +115,12 @@ def test_in_the_asynchronous_mode_the_chiefs_next_push_has_it_and_who_comes_late
             assert (values["a"][0, 0], values["b"][0]) == (-1.0, -3.25)
 
 
-@pytest.mark.parametrize("staleness", [0, None])
-def test_all_numbers_of_groups_are_set_and_groups_that_began_alike_part(staleness: int | None) -> None:
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_all_numbers_of_groups_are_set_and_groups_that_began_alike_part(mode: str) -> None:
     ones = {name: np.ones_like(value) for name, value in START.items()}
     optimizer = sgd(1.0, momentum=0.5, groups=[group("b"), group("frozen", frozen=True)])
     with InProcessCluster(servers=2, slice_nbytes=4096) as cluster, zmqps.connect(cluster.address) as worker:
-        worker.init({**START, "c": np.ones(5)}, optimizer=optimizer, staleness=staleness, timeout=PATIENCE)
+        worker.init({**START, "c": np.ones(5)}, optimizer=optimizer, **MODES[mode], timeout=PATIENCE)
         ones["c"] = np.ones(5)
         said: list[tuple[dict[str, float], dict[str, float]]] = [
             ({}, {}),
@@ -148,14 +149,14 @@ def test_all_numbers_of_groups_are_set_and_groups_that_began_alike_part(stalenes
 
 def test_an_optimizer_that_has_no_such_number_says_so_and_which_it_has() -> None:
     with InProcessCluster() as cluster, zmqps.connect(cluster.address) as worker:
-        worker.init(START, optimizer=sgd(0.1), timeout=PATIENCE)
+        worker.init(START, optimizer=sgd(0.1), mode="async", timeout=PATIENCE)
         with pytest.raises(OptimizerError, match=r"momentum of sgd cannot go from 0.0 to 0.9"):
             worker.set_hyperparameters({"momentum": 0.9})
 
 
 def test_a_learning_rate_that_cannot_be_used_is_refused_at_once() -> None:
     with InProcessCluster() as cluster, zmqps.connect(cluster.address) as worker:
-        worker.init(START, optimizer=adam(0.1), timeout=PATIENCE)
+        worker.init(START, optimizer=adam(0.1), mode="async", timeout=PATIENCE)
         with pytest.raises(OptimizerError, match="learning_rate must be"):
             worker.set_learning_rate(-1.0)
         with pytest.raises(OptimizerError, match="groups has 1 entries"):
@@ -173,7 +174,7 @@ def test_a_learning_rate_that_cannot_be_used_is_refused_at_once() -> None:
 def test_a_schedule_counts_pushes_or_the_steps_of_all_workers_together(count: str, expected: float) -> None:
     ones = {name: np.ones_like(value) for name, value in START.items()}
     schedule = zmqps.optim.exponential_decay(1.0, decay_rate=0.5)
-    options = {"optimizer": sgd(schedule, count=count), "workers": 2}
+    options = {"optimizer": sgd(schedule, count=count), "mode": "async", "workers": 2}
     with InProcessCluster(servers=2) as cluster, Team(cluster.address, 2, START, **options) as team:
         for _ in range(2):
             team.all(lambda worker: worker.push(ones, timeout=PATIENCE))
@@ -183,5 +184,5 @@ def test_a_schedule_counts_pushes_or_the_steps_of_all_workers_together(count: st
 def test_schedules_that_count_steps_must_know_how_many_workers_make_one() -> None:
     with InProcessCluster() as cluster, zmqps.connect(cluster.address) as worker:
         with pytest.raises(ConfigurationError, match="must know how many workers make one"):
-            worker.init(START, optimizer=sgd(0.1, count="steps"), timeout=PATIENCE)
-        worker.init(START, optimizer=sgd(0.1, count="steps"), staleness=0, timeout=PATIENCE)  # a step is a step there
+            worker.init(START, optimizer=sgd(0.1, count="steps"), mode="async", timeout=PATIENCE)
+        worker.init(START, optimizer=sgd(0.1, count="steps"), mode="sync", timeout=PATIENCE)  # a step is a step there

@@ -57,7 +57,7 @@ def cluster(folder: Path | None) -> Iterator[InProcessCluster]:
 
 
 def start(worker: zmqps.Worker, size: int = 4) -> None:
-    worker.init({"secret_layer": np.zeros(size, np.float32)}, optimizer=zmqps.optim.sgd(1.0))
+    worker.init({"secret_layer": np.zeros(size, np.float32)}, optimizer=zmqps.optim.sgd(1.0), mode="async")
 
 
 def lines(caplog: pytest.LogCaptureFixture, text: str) -> list[str]:

@@ -9,6 +9,7 @@ import pytest
 
 import zmqps
 from tests.inprocess import InProcessCluster
+from tests.modes import MODES
 from tests.team import PATIENCE, Team
 from zmqps.errors import (
     ConfigurationError,
@@ -40,17 +41,15 @@ def equal(values: Any, expected: Arrays) -> None:
         np.testing.assert_array_equal(values[name], value)
 
 
-@pytest.mark.parametrize("staleness", [None, 2, 0])
+@pytest.mark.parametrize("mode", ["async", "bounded", "sync"])
 @pytest.mark.parametrize("pull_codec", ["raw", "bf16"])
-def test_buffers_of_any_dtype_are_kept_as_they_are(staleness: int | None, pull_codec: str) -> None:
+def test_buffers_of_any_dtype_are_kept_as_they_are(mode: str, pull_codec: str) -> None:
     with (
         InProcessCluster(servers=3, slice_nbytes=4096) as cluster,
         zmqps.connect(cluster.address) as worker,
         zmqps.connect(cluster.address, observer=True) as observer,
     ):
-        worker.init(
-            START, optimizer=sgd(0.5), buffers=BUFFERS, staleness=staleness, pull_codec=pull_codec, timeout=PATIENCE
-        )
+        worker.init(START, optimizer=sgd(0.5), buffers=BUFFERS, **MODES[mode], pull_codec=pull_codec, timeout=PATIENCE)
         assert [p.name for p in worker.parameters if p.buffer] == list(BUFFERS)
         equal(observer.pull(timeout=PATIENCE), BUFFERS)
         worker.push({name: np.ones(value.shape) for name, value in START.items()}, timeout=PATIENCE)
@@ -67,12 +66,12 @@ def test_buffers_of_any_dtype_are_kept_as_they_are(staleness: int | None, pull_c
         equal(observer.pull(["mask", "table"], timeout=PATIENCE), {"mask": BUFFERS["mask"]})
 
 
-@pytest.mark.parametrize("staleness", [None, 0])
-def test_a_parameter_that_is_set_keeps_the_slots_and_steps_of_its_optimizer(staleness: int | None) -> None:
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_a_parameter_that_is_set_keeps_the_slots_and_steps_of_its_optimizer(mode: str) -> None:
     rng = np.random.default_rng(1)
     w, m, v = np.zeros(1700), np.zeros(1700), np.zeros(1700)
     with InProcessCluster(servers=2, slice_nbytes=4096) as cluster, zmqps.connect(cluster.address) as worker:
-        worker.init({"w": w}, optimizer=adam(0.1), staleness=staleness, timeout=PATIENCE)
+        worker.init({"w": w}, optimizer=adam(0.1), **MODES[mode], timeout=PATIENCE)
         for step in range(1, 7):
             g = rng.standard_normal(1700)
             worker.push({"w": g}, timeout=PATIENCE)
@@ -89,7 +88,7 @@ def test_a_parameter_that_is_set_keeps_the_slots_and_steps_of_its_optimizer(stal
 def test_what_is_set_in_a_step_is_there_with_its_version_and_that_of_the_lowest_rank(servers: int) -> None:
     with (
         InProcessCluster(servers=servers, slice_nbytes=4096, workers=3) as cluster,
-        Team(cluster.address, 3, START, optimizer=sgd(1.0), buffers=BUFFERS, staleness=0) as team,
+        Team(cluster.address, 3, START, optimizer=sgd(1.0), buffers=BUFFERS, mode="sync") as team,
     ):
 
         def step(worker: zmqps.Worker) -> Any:
@@ -115,7 +114,7 @@ def test_what_is_set_in_a_step_is_there_with_its_version_and_that_of_the_lowest_
 def test_each_counts_in_the_mean_as_often_as_it_has_examples() -> None:
     with (
         InProcessCluster(servers=1, workers=2) as cluster,
-        Team(cluster.address, 2, START, optimizer=sgd(1.0), buffers=BUFFERS, staleness=0) as team,
+        Team(cluster.address, 2, START, optimizer=sgd(1.0), buffers=BUFFERS, mode="sync") as team,
     ):
         team.all(
             lambda worker: worker.average(
@@ -129,7 +128,7 @@ def test_each_counts_in_the_mean_as_often_as_it_has_examples() -> None:
 def test_what_is_set_before_a_step_is_skipped_does_not_count() -> None:
     with (
         InProcessCluster(servers=1, workers=1) as cluster,
-        Team(cluster.address, 1, START, optimizer=sgd(1.0), buffers=BUFFERS, staleness=0) as team,
+        Team(cluster.address, 1, START, optimizer=sgd(1.0), buffers=BUFFERS, mode="sync") as team,
     ):
         [worker] = team.workers
         worker.set({"count": 5}, timeout=PATIENCE)
@@ -140,7 +139,7 @@ def test_what_is_set_before_a_step_is_skipped_does_not_count() -> None:
 
 
 def test_the_norm_of_a_step_is_of_what_is_trained_in_it() -> None:
-    options = {"optimizer": sgd(1.0, clip_norm=1.0), "buffers": BUFFERS, "staleness": 0}
+    options = {"optimizer": sgd(1.0, clip_norm=1.0), "buffers": BUFFERS, "mode": "sync"}
     with InProcessCluster(servers=2, workers=1) as cluster, Team(cluster.address, 1, START, **options) as team:
         [worker] = team.workers
         worker.set({"w": np.full((40, 30), 1e6), "mean": np.full(900, 1e6)}, timeout=PATIENCE)
@@ -153,7 +152,7 @@ def test_the_norm_of_a_step_is_of_what_is_trained_in_it() -> None:
 
 def test_gradients_in_memory_that_servers_read_are_of_what_is_trained() -> None:
     with InProcessCluster(servers=1) as cluster, zmqps.connect(cluster.address) as worker:
-        worker.init(START, optimizer=sgd(1.0), buffers=BUFFERS, timeout=PATIENCE)
+        worker.init(START, optimizer=sgd(1.0), mode="async", buffers=BUFFERS, timeout=PATIENCE)
         grads = worker.gradient_buffers()
         assert list(grads) == list(START)
         for gradient in grads.values():
@@ -170,14 +169,14 @@ def test_what_cannot_be_set_changes_nothing_and_says_why() -> None:
         zmqps.connect(cluster.address) as other,
     ):
         with pytest.raises(ConfigurationError, match="at least one parameter"):
-            worker.init({}, optimizer=sgd(0.1), buffers=BUFFERS)
+            worker.init({}, optimizer=sgd(0.1), mode="async", buffers=BUFFERS)
         with pytest.raises(DtypeError, match="complex64"):
-            worker.init(START, optimizer=sgd(0.1), buffers={"c": np.zeros(2, np.complex64)})
+            worker.init(START, optimizer=sgd(0.1), mode="async", buffers={"c": np.zeros(2, np.complex64)})
         with pytest.raises(ConfigurationError, match="two parameters are named 'w'"):
-            worker.init(START, optimizer=sgd(0.1), buffers={"w": np.zeros(2)})
-        worker.init(START, optimizer=sgd(0.1), buffers=BUFFERS, timeout=PATIENCE)
+            worker.init(START, optimizer=sgd(0.1), mode="async", buffers={"w": np.zeros(2)})
+        worker.init(START, optimizer=sgd(0.1), mode="async", buffers=BUFFERS, timeout=PATIENCE)
         with pytest.raises(JobMismatchError, match="a buffer"):
-            other.init(START | {"mean": BUFFERS["mean"]}, optimizer=sgd(0.1), timeout=PATIENCE)
+            other.init(START | {"mean": BUFFERS["mean"]}, optimizer=sgd(0.1), mode="async", timeout=PATIENCE)
         for call in (worker.push, worker.push_pull):
             with pytest.raises(ConfigurationError, match=r"'mean' is a buffer.*worker\.set"):
                 call({"w": START["w"], "mean": BUFFERS["mean"]})
@@ -191,7 +190,7 @@ def test_what_cannot_be_set_changes_nothing_and_says_why() -> None:
             worker.set({"counts": 1})
         with pytest.raises(ConfigurationError, match="'w' contains NaN"):
             worker.set({"w": np.full((40, 30), np.nan)})
-        with pytest.raises(ConfigurationError, match=r"staleness=0.*worker\.set"):
+        with pytest.raises(ConfigurationError, match=r'mode="sync".*worker\.set'):
             worker.average({"mean": BUFFERS["mean"]})
         with pytest.raises(DtypeError, match="float32"):
             worker.pull(out={"mean": np.zeros(900, np.int64)})
@@ -202,6 +201,6 @@ def test_what_cannot_be_set_changes_nothing_and_says_why() -> None:
 
 def test_whole_numbers_have_no_mean() -> None:
     with InProcessCluster(servers=1) as cluster, zmqps.connect(cluster.address) as worker:
-        worker.init(START, optimizer=sgd(0.1), buffers=BUFFERS, staleness=0, timeout=PATIENCE)
+        worker.init(START, optimizer=sgd(0.1), buffers=BUFFERS, mode="sync", timeout=PATIENCE)
         with pytest.raises(DtypeError, match="whole numbers have no mean"):
             worker.average({"count": 1})

@@ -35,8 +35,8 @@ def test_what_workers_and_observers_log_is_in_the_file_when_the_cluster_has_ende
     path, began_at = tmp_path / "log.jsonl", time.time()
     with zmqps.LocalCluster(servers=1, kernels="numpy", values=[f"jsonl:{path}"]) as cluster:
         with zmqps.connect(cluster.address, job="mine") as worker, zmqps.connect(cluster.address, job="mine") as other:
-            worker.init(PARAMS, optimizer=SGD)
-            other.init(PARAMS, optimizer=SGD)
+            worker.init(PARAMS, optimizer=SGD, mode="async")
+            other.init(PARAMS, optimizer=SGD, mode="async")
             for step in range(50):
                 worker.log({"loss": np.float32(1.0) / (step + 1), "lr": 0.5}, step=step)
             other.log({"loss": math.nan})
@@ -65,7 +65,7 @@ def test_workers_of_a_host_that_combine_and_those_of_a_loop_log_as_all_others(tm
 
     with zmqps.LocalCluster(servers=1, kernels="numpy", values=[f"jsonl:{path}"]) as cluster:
         with zmqps.connect(cluster.address, job="host", combine="host") as worker:
-            worker.init(PARAMS, optimizer=SGD, timeout=PATIENCE)
+            worker.init(PARAMS, optimizer=SGD, mode="async", timeout=PATIENCE)
             worker.log({"loss": 0.5}, step=0)
             worker.finish(timeout=PATIENCE)
         asyncio.run(awaiting(cluster.address))
@@ -98,7 +98,7 @@ def test_a_coordinator_that_is_killed_and_comes_back_takes_nothing_twice(tmp_pat
         tmp_path, 1, journal=tmp_path / "journal", values=[f"jsonl:{path}"], heartbeat_interval=0.2,
         heartbeat_timeout=stretch(2.0), patience=60.0,
     ) as cluster, zmqps.connect(cluster.address, timeout=PATIENCE) as worker:  # fmt: skip
-        worker.init(PARAMS, optimizer=SGD)
+        worker.init(PARAMS, optimizer=SGD, mode="async")
         number = 0
 
         def written() -> int:

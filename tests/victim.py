@@ -92,7 +92,7 @@ def main(address: str, name: str, size: str) -> None:
     threading.Thread(target=read, args=(commands, stopper), daemon=True).start()
     params = {name: np.zeros(int(size), np.float32) for name in "wv"}
     with zmqps.connect(address, name=name, timeout=PATIENCE, transport="tcp") as worker:
-        worker.init(params, optimizer=zmqps.optim.sgd(1.0), staleness=0, timeout=PATIENCE)
+        worker.init(params, optimizer=zmqps.optim.sgd(1.0), mode="sync", timeout=PATIENCE)
         answer({"rank": worker.rank})
         while (command := commands.get()) != ["end"]:
             try:

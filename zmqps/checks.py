@@ -23,6 +23,8 @@ R = TypeVar("R")
 
 #: Whole numbers beyond this are a limit of the wire format, far beyond any real value.
 LARGEST_SAID = 1 << 53
+#: Names have fewer characters; to compare a peer's text of megabytes with them takes seconds.
+LONGEST_MEANT = 100
 #: What other libraries, or equations, call an option -> what it is called here, wherever there is one of that name.
 ALIASES = {
     "lr": "learning_rate",
@@ -45,7 +47,8 @@ ALIASES = {
     "world_size": "workers",
     "coordinator": "address",
     "endpoint": "address",
-    "mode": "staleness",
+    "consistency": "mode",
+    "sync": "mode",
     "secret": "job_secret",
     "codec": "push_codec",
     "dimension": "dim",
@@ -95,6 +98,8 @@ def no_option(wrong: str, known: Iterable[str]) -> str:
 def meant(wrong: str, known: Iterable[str]) -> str:
     """Ask whether one of those that there are is meant; empty: none is near."""
     known = list(known)
+    if len(wrong) > LONGEST_MEANT:
+        return ""
     alias = ALIASES.get(wrong.lower())
     near = [alias] if alias in known else get_close_matches(wrong.lower(), known, n=1, cutoff=0.6)
     return f"did you mean {near[0]!r}?" if near else ""

@@ -87,8 +87,8 @@ def init(worker: Worker, params: Any, *, optimizer: OptimizerSpec, **options: An
     optimizer : OptimizerSpec
         From `zmqps.optim`.
     **options
-        As for `zmqps.Worker.init`: ``staleness=0``, for instance. With that the mean is over all workers
-        (``mean="workers"``) unless you pass another.
+        As for `zmqps.Worker.init`: ``mode="async"``, for instance. In the synchronous mode, the default, the mean is
+        over all workers (``mean="workers"``) unless you pass another.
 
     Returns
     -------
@@ -100,7 +100,7 @@ def init(worker: Worker, params: Any, *, optimizer: OptimizerSpec, **options: An
     PSError
         As `zmqps.Worker.init`.
     """
-    if options.get("staleness") == 0:
+    if options.get("mode", "sync") == "sync":
         options = {"mean": "workers", **options}
     worker.init(_arrays(params), optimizer=optimizer, **options)
     return pull(worker, params, timeout=options.get("timeout"))
@@ -171,7 +171,7 @@ def optimizer(worker: Worker, spec: OptimizerSpec, **options: Any) -> optax.Grad
     Examples
     --------
     >>> worker = zmqps.connect()  # doctest: +SKIP
-    >>> tx = zmqps.jax.optimizer(worker, zmqps.optim.adam(1e-3), staleness=0)  # doctest: +SKIP
+    >>> tx = zmqps.jax.optimizer(worker, zmqps.optim.adam(1e-3))  # doctest: +SKIP
     >>> state = tx.init(params)  # doctest: +SKIP
     >>> updates, state = tx.update(grads, state, params)  # doctest: +SKIP
     >>> params = optax.apply_updates(params, updates)  # doctest: +SKIP

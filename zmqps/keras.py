@@ -169,8 +169,8 @@ class Optimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
 
     ``model.fit`` starts the job or joins it, and begins with its values. After each batch it pushes the gradients,
     waits as the mode demands, and goes on with the values after them. A learning rate that changes, by a schedule or a
-    callback such as ``ReduceLROnPlateau``, is sent before the next push; only the chief's takes effect. With
-    ``staleness=0`` the mean of a step is over all workers (``mean="workers"``) unless you pass another.
+    callback such as ``ReduceLROnPlateau``, is sent before the next push; only the chief's takes effect. In the
+    synchronous mode, the default, the mean of a step is over all workers (``mean="workers"``) unless you pass another.
 
     Parameters
     ----------
@@ -179,7 +179,7 @@ class Optimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
         That of Keras is `translated`; one of `zmqps.optim` may have schedules and groups of its own.
     name : str, optional
     **options
-        As for `zmqps.Worker.init`: ``staleness=0``, for instance.
+        As for `zmqps.Worker.init`: ``mode="async"``, for instance.
 
     Raises
     ------
@@ -189,7 +189,7 @@ class Optimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
     Examples
     --------
     >>> worker = zmqps.connect()  # doctest: +SKIP
-    >>> optimizer = zmqps.keras.Optimizer(worker, keras.optimizers.Adam(1e-3), staleness=0)  # doctest: +SKIP
+    >>> optimizer = zmqps.keras.Optimizer(worker, keras.optimizers.Adam(1e-3))  # doctest: +SKIP
     >>> model.compile(optimizer, loss="mse")  # doctest: +SKIP
     >>> model.fit(x[worker.rank :: worker.num_workers], y[worker.rank :: worker.num_workers])  # doctest: +SKIP
     """
@@ -294,7 +294,7 @@ class Link:
     @property
     def steps(self) -> bool:
         """Whether a version counts the steps of the job."""
-        return self.options.get("staleness") == 0
+        return bool(self.options.get("mode", "sync") == "sync")
 
     def begin(self, variables: Sequence[Any]) -> int:
         """Start the job or join it; give the variables its values, and return how many steps there were."""
@@ -308,7 +308,7 @@ class Link:
             self.worker.init(
                 {name: keras.ops.convert_to_numpy(variable) for name, variable in trained.items()},
                 optimizer=self._with_groups(trained),
-                **({"mean": "workers"} if self.options.get("staleness") == 0 else {}) | self.options,  # as one process
+                **({"mean": "workers"} if self.steps else {}) | self.options,  # as one process
             )
             values = self.worker.pull(list(trained), timeout=self.options.get("timeout"))
             _fill(trained, values)

@@ -11,7 +11,7 @@ next exchange ends.
 
 Examples
 --------
->>> worker.init(params, optimizer=zmqps.optim.sgd(0.7, momentum=0.9, nesterov=True), staleness=0)
+>>> worker.init(params, optimizer=zmqps.optim.sgd(0.7, momentum=0.9, nesterov=True))
 >>> local = zmqps.local.LocalSteps(worker, every=8)
 >>> for batch in batches:
 ...     for name, g in gradients(local.params, batch).items():
@@ -93,7 +93,7 @@ class LocalSteps(_Local):
 
     The pseudo-gradient is ``Δ = w_global − w_local``: what was last pulled, less what k local steps
     made of it. The servers apply it with the job's optimizer, and the worker goes on from the result.
-    With ``staleness=0`` the servers average the Δ of all workers: DiLoCo, with
+    In the synchronous mode the servers average the Δ of all workers: DiLoCo, with
     ``optim.sgd(0.7, momentum=0.9, nesterov=True)``; with ``optim.sgd(1.0)`` it is local SGD, or federated
     averaging. Asynchronously each Δ is applied when it comes; then it is one of W, so divide the
     outer learning rate by the number of workers, and mind that momentum over stale Δ overshoots.
@@ -147,7 +147,7 @@ class ElasticAveraging(_Local):
     With ``d = α (w_local − w_centre)`` the worker takes ``d`` off its own values and the servers
     add it to the centre. The worker's values are its own for good: it explores around the centre,
     which is what is evaluated in the end. The job's optimizer must be ``optim.sgd(1.0)``, which adds
-    what it is given; synchronously (``staleness=0``) servers average over workers, so there
+    what it is given; synchronously servers average over workers, so there
     ``optim.sgd(num_workers)`` is the paper's equation.
 
     Parameters

@@ -1,6 +1,6 @@
 """What servers do about stale gradients, for ``worker.init(..., treatment=…)``.
 
-Only where gradients can be stale: in asynchronous training and with bounded staleness.
+Only where gradients can be stale: with ``mode="async"`` or ``mode="bounded"``.
 
 =================== ==============================================================================
 `divide`            a gradient τ updates old counts 1/τ

@@ -62,6 +62,7 @@ class Worker(Pusher):
         optimizer: OptimizerSpec | None = None,
         tables: Mapping[str, TableOptions] | None = None,
         buffers: Mapping[str, Any] | None = None,
+        mode: str = "sync",
         staleness: int | None = None,
         nonfinite: str = "reject",
         replicas_to_aggregate: int | None = None,
@@ -96,10 +97,14 @@ class Worker(Pusher):
             Parts of the model that are not trained, such as statistics of BatchNorm, counters or tables: of any
             floating dtype, integers or bools. They have no gradients; `set` and `average` write them, pulls read
             them, checkpoints hold them.
+        mode : {"sync", "async", "bounded"}
+            How workers wait for each other. ``sync``: a step is the mean of all workers' gradients, applied once, and
+            each worker waits for it. ``async``: each push is applied when it arrives, and no worker waits for another.
+            ``bounded``: as ``async``, but no worker reads when it is more than ``staleness`` steps ahead of the
+            slowest. Where it is ``sync`` or ``bounded``, a push of all parameters that are not frozen (or `advance`,
+            or `skip`) ends this worker's step, and its next transfer waits as the mode requires.
         staleness : int, optional
-            How many clocks a read may lag: None trains asynchronously, 0 synchronously, n with
-            bounded staleness. In the last two a push of all parameters that are not frozen (or `advance`, or `skip`)
-            ends this worker's step, and its next transfer waits as the mode requires.
+            Bounded, and required there: by how many steps a read may lag, 1 or more.
         nonfinite : {"reject", "allow"}
             Whether a push with NaN or infinity in it is refused.
         replicas_to_aggregate : int, optional
@@ -108,7 +113,7 @@ class Worker(Pusher):
             batches in a step. By default one of every live worker.
         on_straggler : {"wait", "continue", "fail"}
             Synchronous: what to do when a step takes longer than earlier steps suggest
-            (`zmqps.core.coordinator.consistency.bsp`): wait on, go on without the late workers, or let
+            (`zmqps.core.coordinator.consistency.synchronous`): wait on, go on without the late workers, or let
             the waiting ones fail with `DeadlineError`.
         mean : {"pushed", "workers"}
             Synchronous: what each element's sum of gradients is divided by. ``pushed``: the examples of the workers
@@ -150,6 +155,7 @@ class Worker(Pusher):
             optimizer=optimizer,
             tables=tables,
             buffers=buffers,
+            mode=mode,
             staleness=staleness,
             nonfinite=nonfinite,
             replicas_to_aggregate=replicas_to_aggregate,
@@ -172,6 +178,7 @@ class Worker(Pusher):
         optimizer: OptimizerSpec | None = None,
         tables: Mapping[str, TableOptions] | None = None,
         buffers: Mapping[str, Any] | None = None,
+        mode: str = "sync",
         staleness: int | None = None,
         nonfinite: str = "reject",
         replicas_to_aggregate: int | None = None,
@@ -203,6 +210,7 @@ class Worker(Pusher):
             parameters=(*parameters, *set_only),
             tables=specs,
             optimizer=optimizer.to_wire(),
+            mode=mode,
             staleness=staleness,
             nonfinite=nonfinite,
             aggregate=replicas_to_aggregate,

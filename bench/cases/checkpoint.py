@@ -30,7 +30,7 @@ class Subject:
     def __init__(self, model: str, optimizer: str, directory: str) -> None:
         spec = OPTIMIZERS[optimizer]()
         parameters = tuple(Parameter(name, shape, "float32") for name, shape in models.find(model).items())
-        self.job = JobSpec(parameters=parameters, optimizer=spec.to_wire())
+        self.job = JobSpec(parameters=parameters, optimizer=spec.to_wire(), mode="async")
         self.slots = tuple(spec.rules(["w"])[0][0].slots)
         self.placement = Placement.balance(KeySpace(parameters), 1)
         noise = np.random.default_rng(0).standard_normal(1 << 20, np.float32)

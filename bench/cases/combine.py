@@ -32,12 +32,12 @@ BITS = {"gbit": 1e9, "mbit": 1e6}
 class HostWorker:
     """A worker on one of the hosts."""
 
-    def __init__(self, network: int, address: str, name: str, combine: str, model: str, staleness: int | None) -> None:
+    def __init__(self, network: int, address: str, name: str, combine: str, model: str, mode: str) -> None:
         enter_network(network)
         self._worker = zmqps.connect(address, name=name, combine=combine, timeout=60)
         shapes = models.find(model)
         start = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
-        self._worker.init(start, optimizer=zmqps.optim.sgd(LEARNING_RATE), staleness=staleness, timeout=120)
+        self._worker.init(start, optimizer=zmqps.optim.sgd(LEARNING_RATE), mode=mode, timeout=120)
         self._grads = {name: np.full(shape, self._worker.rank + 1, np.float32) for name, shape in shapes.items()}
         self._out = start
 
@@ -100,11 +100,9 @@ def run(plan: Plan, combine: str) -> dict[str, Any]:
         for number, name in enumerate(servers):
             own = f"--address=tcp://{Wires.address(number)}:0"
             _node(stack, wires, name, "server", f"--coordinator={address}", own)
-        staleness = None if plan.asynchronous else 0
+        mode = "async" if plan.asynchronous else "sync"
         children = [
-            stack.enter_context(
-                Child(HostWorker, wires.pid(host), address, f"{host}-{n}", combine, plan.model, staleness)
-            )
+            stack.enter_context(Child(HostWorker, wires.pid(host), address, f"{host}-{n}", combine, plan.model, mode))
             for host in hosts
             for n in range(plan.each)
         ]

@@ -153,7 +153,7 @@ def measure(model: str, steps: int) -> Row:
     """Time push_pulls of a model without copies over a wire."""
     values = models.arrays(models.find(model), 1.0)
     parameters, flat = describe(values, Handover())
-    job = JobSpec(parameters=parameters, optimizer=zmqps.optim.sgd().to_wire())
+    job = JobSpec(parameters=parameters, optimizer=zmqps.optim.sgd().to_wire(), mode="async")
     wires = Wires()
     attached: Attached
     [attached] = wires.run(StartJob(FOREVER, job=job, values=flat))

@@ -53,7 +53,7 @@ class CrowdProcess:
             name, transport = f"crowd-{index}", self._setup.transport
             worker = zmqps.connect(self._address, name=name, timeout=TIMEOUT, transport=transport)
             self._workers.append(self._stack.enter_context(worker))
-            worker.init(self._start, optimizer=optimizer, timeout=TIMEOUT)
+            worker.init(self._start, optimizer=optimizer, mode="async", timeout=TIMEOUT)
             self._out.append(models.arrays(models.find(self._setup.model), 0.0))
         if self._pool is not None:
             self._pool.shutdown()

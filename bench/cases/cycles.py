@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 import zmqps
-from bench.cases.walk import PACKAGE, PATIENCE_S, STALENESS, nodes, on, pushing
+from bench.cases.walk import MODES, PACKAGE, PATIENCE_S, nodes, on, pushing
 from bench.options import json_option, report
 from bench.results import Row
 
@@ -66,7 +66,7 @@ def measure(mode: str, steps: int = STEPS) -> dict[str, dict[str, float]]:
         nodes(workers=1) as (address, threads),
         zmqps.connect(address, timeout=PATIENCE_S, transport="tcp") as worker,
     ):
-        step = pushing(worker, STALENESS[mode])
+        step = pushing(worker, mode)
         for _ in range(WARM_UP):
             step()
         askers: dict[str, Callable[[Callable[[], Any]], Any]] = {
@@ -97,7 +97,7 @@ def _profiling() -> Profile:
 
 
 @click.command("cycles")
-@click.option("--mode", type=click.Choice(list(STALENESS)), default="async", show_default=True, help="Of the job.")
+@click.option("--mode", type=click.Choice(MODES), default="async", show_default=True, help="Of the job.")
 @click.option("--steps", type=click.IntRange(1), default=STEPS, show_default=True, help="Push_pulls to look at.")
 @json_option
 def command(mode: str, steps: int, json_path: Path | None) -> None:

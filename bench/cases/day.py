@@ -49,7 +49,7 @@ STEP_S, CHANGE_S = 2, 300
 HOUR_S = 3600
 #: Looked at after so many hours.
 MARKS = (1, 6, 12, 24, 48, 168)
-JOB = JobSpec(parameters=(Parameter("w", (8,), "float32"),), optimizer=sgd(0.1).to_wire(), staleness=0)
+JOB = JobSpec(parameters=(Parameter("w", (8,), "float32"),), optimizer=sgd(0.1).to_wire(), mode="sync")
 
 
 class Day:

@@ -25,8 +25,7 @@ from zmqps.optim import sgd
 
 JOBS = (1, 16, 64, 250)
 SERVER = b"@s"
-#: What trains, by name: its staleness.
-MODES = {"sync": 0, "async": None}
+MODES = ("sync", "async")
 
 
 class Jobs:
@@ -44,9 +43,7 @@ class Jobs:
         self.machine = CoordinatorMachine(identity("coordinator", "c"), CoordinatorOptions())
         self._requests = count(1)
         self._inbox: deque[tuple[Peer, Message]] = deque()
-        spec = JobSpec(
-            parameters=(Parameter("w", (8,), "float32"),), optimizer=sgd(0.1).to_wire(), staleness=MODES[mode]
-        )
+        spec = JobSpec(parameters=(Parameter("w", (8,), "float32"),), optimizer=sgd(0.1).to_wire(), mode=mode)
         self.machine.start(0.0)
         self._inbox.append((SERVER, identity("server", "s").hello()))
         for number in range(jobs):
@@ -108,7 +105,7 @@ def measure(jobs: int, mode: str, calls: int) -> Row:
     "--jobs", "numbers", type=click.IntRange(1, MAX_JOBS), multiple=True, default=JOBS, show_default=True,
     help="How many are trained; may be repeated.",
 )  # fmt: skip
-@click.option("--mode", type=click.Choice(list(MODES)), default="sync", show_default=True)
+@click.option("--mode", type=click.Choice(MODES), default="sync", show_default=True)
 @click.option("--calls", type=click.IntRange(10), default=500, show_default=True, help="How many are timed.")
 @json_option
 def command(numbers: tuple[int, ...], mode: str, calls: int, json_path: Path | None) -> None:

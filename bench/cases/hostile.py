@@ -69,7 +69,7 @@ MOST_S = 0.020
 RUNS = 3
 SERVERS = 2
 SGD = sgd(0.1).to_wire()
-HONEST = JobSpec(parameters=(Parameter("w", (8,), "float32"),), optimizer=SGD, staleness=0)
+HONEST = JobSpec(parameters=(Parameter("w", (8,), "float32"),), optimizer=SGD, mode="sync")
 #: Room for what stands in an `Init` beside its job's largest part.
 BESIDE_NBYTES = 1024
 LARGEST = (1 << 64) - 1
@@ -211,11 +211,11 @@ def inits() -> Iterator[Frames]:
         for value in plain(nbytes):
             for field in ("optimizer", "treatment"):
                 yield init(**{field: {"name": "sgd", "x": value}})
-        for field in ("parameters", "tables", "push_codec", "staleness"):
+        for field in ("parameters", "tables", "push_codec", "mode", "staleness"):
             yield init(**{field: [[f"{i:06x}", [], "float32"] for i in range(nbytes // 18)]})
             yield init(**{field: "x" * nbytes})
         yield wide(nbytes)
-    yield init(workers=LARGEST, staleness=LARGEST, retain=LARGEST)
+    yield init(workers=LARGEST, mode="bounded", staleness=LARGEST, retain=LARGEST)
 
 
 def jobs_of_others() -> Iterator[Frames]:

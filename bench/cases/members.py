@@ -80,7 +80,7 @@ class Crowd:
         self._numbers = count(1)
         self._heap: list[tuple[float, int, Callable[[], object]]] = []
         self._inbox: deque[tuple[Peer, list[Any]]] = deque()
-        self._job = JobSpec(parameters=(Parameter("w", (8,), "float32"),), optimizer=sgd(0.1).to_wire(), staleness=0)
+        self._job = JobSpec(parameters=(Parameter("w", (8,), "float32"),), optimizer=sgd(0.1).to_wire(), mode="sync")
         self._step = 0
         self._arrived: list[float] = []
         self.now = 0.0

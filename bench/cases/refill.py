@@ -30,12 +30,12 @@ TIMEOUT = 120.0
 HEARTBEAT_TIMEOUT = 2.0
 
 
-def measure(model: str, optimizer: str, transport: str, staleness: int | None, turns: int) -> Row:
+def measure(model: str, optimizer: str, transport: str, mode: str, turns: int) -> Row:
     """Train with a backup of each shard; kill a server, start another one, and look how long steps take meanwhile.
 
     Parameters
     ----------
-    model, optimizer, transport, staleness
+    model, optimizer, transport, mode
         What is trained, over what, and in which mode.
     turns
         How often, each time with another cluster.
@@ -50,7 +50,7 @@ def measure(model: str, optimizer: str, transport: str, staleness: int | None, t
             zmqps.LocalCluster(servers=SERVERS, replicas=1, heartbeat_timeout=HEARTBEAT_TIMEOUT) as cluster,
             zmqps.connect(cluster.address, transport=transport) as worker,
         ):
-            worker.init(params, optimizer=OPTIMIZERS[optimizer](), staleness=staleness, timeout=TIMEOUT)
+            worker.init(params, optimizer=OPTIMIZERS[optimizer](), mode=mode, timeout=TIMEOUT)
             values = worker.pull(timeout=TIMEOUT)
 
             def step() -> float:
@@ -126,15 +126,13 @@ def _server(address: str) -> Iterator[None]:
 @model_option("512MB")
 @optimizer_option
 @transport_option
-@click.option("--staleness", type=click.IntRange(0), help="As for init; 0: synchronous.  [default: asynchronous]")
+@click.option("--mode", type=click.Choice(("sync", "async")), default="sync", show_default=True, help="As for init.")
 @click.option("--turns", type=click.IntRange(1), default=3, show_default=True, help="Clusters, one loss each.")
 @json_option
-def command(
-    model: str, optimizer: str, transport: str, staleness: int | None, turns: int, json_path: Path | None
-) -> None:
+def command(model: str, optimizer: str, transport: str, mode: str, turns: int, json_path: Path | None) -> None:
     """Steps while backups are filled on a new server, beside steps once they are there.
 
     A server was killed, so another one answers for all shards, before and after. of_before compares with steps before
     that, when each of two servers answered for one and had a backup of the other.
     """
-    report(measure(model, optimizer, transport, staleness, turns), json_path)
+    report(measure(model, optimizer, transport, mode, turns), json_path)

@@ -41,14 +41,14 @@ def _changes(case: str, cluster: zmqps.LocalCluster) -> Iterator[tuple[Callable[
         servers = wanted
 
 
-def measure(case: str, model: str, optimizer: str, transport: str, staleness: int | None, turns: int) -> Row:
+def measure(case: str, model: str, optimizer: str, transport: str, mode: str, turns: int) -> Row:
     """Train while servers go, or come.
 
     Parameters
     ----------
     case
         What is done meanwhile: ``drain`` or ``rescale``.
-    model, optimizer, transport, staleness
+    model, optimizer, transport, mode
         What is trained, over what, and in which mode.
     turns
         How often, each time with another cluster.
@@ -65,7 +65,7 @@ def measure(case: str, model: str, optimizer: str, transport: str, staleness: in
             zmqps.connect(cluster.address, transport=transport) as worker,
             ThreadPoolExecutor(1) as pool,
         ):
-            worker.init(params, optimizer=OPTIMIZERS[optimizer](), staleness=staleness, timeout=TIMEOUT)
+            worker.init(params, optimizer=OPTIMIZERS[optimizer](), mode=mode, timeout=TIMEOUT)
             values = worker.pull(timeout=TIMEOUT)
 
             def step() -> float:
@@ -115,13 +115,13 @@ def _command(case: str, text: str) -> click.Command:
     @model_option("resnet50")
     @optimizer_option
     @transport_option
-    @click.option("--staleness", type=click.IntRange(0), help="As for init; 0: synchronous.  [default: asynchronous]")
+    @click.option(
+        "--mode", type=click.Choice(("sync", "async")), default="sync", show_default=True, help="As for init."
+    )
     @click.option("--turns", type=click.IntRange(1), default=3, show_default=True, help="Clusters, two changes each.")
     @json_option
-    def command(
-        model: str, optimizer: str, transport: str, staleness: int | None, turns: int, json_path: Path | None
-    ) -> None:
-        report(measure(case, model, optimizer, transport, staleness, turns), json_path)
+    def command(model: str, optimizer: str, transport: str, mode: str, turns: int, json_path: Path | None) -> None:
+        report(measure(case, model, optimizer, transport, mode, turns), json_path)
 
     return command
 

@@ -45,7 +45,7 @@ def measure(model: str, optimizer: str, transport: str, turns: int, directory: s
         zmqps.LocalCluster(checkpoint=directory, keep=1, heartbeat_timeout=60.0) as cluster,
         zmqps.connect(cluster.address, transport=transport) as worker,
     ):
-        worker.init(params, optimizer=OPTIMIZERS[optimizer](), timeout=TIMEOUT)
+        worker.init(params, optimizer=OPTIMIZERS[optimizer](), mode="async", timeout=TIMEOUT)
         values = worker.pull(timeout=TIMEOUT)
 
         def step() -> float:

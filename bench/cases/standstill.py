@@ -30,7 +30,7 @@ SCRIPT = """if True:
     import numpy as np
     import zmqps
     with zmqps.connect() as worker, open(f"{sys.argv[1]}/{os.getpid()}.steps", "w", buffering=1) as file:
-        worker.init({"w": np.zeros(250_000, "f4")}, optimizer=zmqps.optim.sgd(learning_rate=0.1), staleness=0)
+        worker.init({"w": np.zeros(250_000, "f4")}, optimizer=zmqps.optim.sgd(learning_rate=0.1), mode="sync")
         gradients = {"w": np.ones(250_000, "f4")}
         while True:
             worker.push_pull(gradients)

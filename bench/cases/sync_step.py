@@ -37,7 +37,7 @@ class SyncWorker(TransferWorker):
     """A worker process of a synchronous job."""
 
     def __init__(self, address: str, setup: Setup) -> None:
-        super().__init__(address, setup, "push_pull", staleness=0)
+        super().__init__(address, setup, "push_pull", mode="sync")
 
     def waits(self, name: str, count: int) -> list[float]:
         """Do so many steps; return for each the seconds from acknowledged push to values, less a pull's own."""
@@ -165,7 +165,7 @@ def command(json_path: Path | None, phases: bool, **fields: Any) -> None:
     row = measure(setup)
     if phases:
         row = replace(
-            row, extra={**row.extra, "phases": phases_of(record("push_pull", setup, staleness=0), "push_pull")}
+            row, extra={**row.extra, "phases": phases_of(record("push_pull", setup, mode="sync"), "push_pull")}
         )
     report(row, json_path)
     if phases:

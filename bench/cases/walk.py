@@ -31,7 +31,7 @@ from zmqps.net.zeromq import ZmqTransport
 from zmqps.nodes.server import ServerConfig, make_shard
 
 PACKAGE = str(Path(zmqps.__file__).parent) + "/"
-STALENESS = {"async": None, "sync": 0}
+MODES = ("async", "sync")
 #: Steps until buffers, plans and lanes are what they stay; and those that are looked at, of which the shortest
 #: counts: now and then a socket announces what has been read already.
 WARM_UP, LOOKS = 20, 15
@@ -204,7 +204,7 @@ def walk(mode: str, *, replicas: int = 0, rows: bool = False) -> Walk:
     watcher, walks = Watcher(), list[Walk]()
     with watcher.everywhere(), nodes(workers=1, replicas=replicas) as (address, threads):
         with zmqps.connect(address, timeout=PATIENCE_S, transport="tcp") as worker:
-            step = (_pushing_rows if rows else pushing)(worker, STALENESS[mode])
+            step = (_pushing_rows if rows else pushing)(worker, mode)
             for _ in range(WARM_UP):
                 step()
             loop = worker._thread._loop
@@ -229,15 +229,15 @@ def walk(mode: str, *, replicas: int = 0, rows: bool = False) -> Walk:
     return min(whole or walks, key=lambda walk: len(walk.calls))
 
 
-def pushing(worker: zmqps.Worker, staleness: int | None) -> Callable[[], object]:
+def pushing(worker: zmqps.Worker, mode: str) -> Callable[[], object]:
     values = {"w": np.zeros(256, np.float32)}
-    worker.init(values, optimizer=zmqps.optim.sgd(0.1), staleness=staleness)
+    worker.init(values, optimizer=zmqps.optim.sgd(0.1), mode=mode)
     return partial(worker.push_pull, values)
 
 
-def _pushing_rows(worker: zmqps.Worker, staleness: int | None) -> Callable[[], object]:
+def _pushing_rows(worker: zmqps.Worker, mode: str) -> Callable[[], object]:
     tables = {"rows": zmqps.table(16, optimizer=zmqps.optim.sgd(0.1))}
-    worker.init({}, tables=tables, staleness=staleness)
+    worker.init({}, tables=tables, mode=mode)
     ids, grads = np.arange(16), np.zeros((16, 16), np.float32)
     return partial(worker.table("rows").push_pull, ids, grads, ids)
 
@@ -263,7 +263,7 @@ def show(found: Walk) -> None:
 
 
 @click.command("walk")
-@click.option("--mode", type=click.Choice(list(STALENESS)), default="async", show_default=True, help="Of the job.")
+@click.option("--mode", type=click.Choice(MODES), default="async", show_default=True, help="Of the job.")
 @click.option("--replicas", type=click.IntRange(0, 2), default=0, show_default=True, help="Backups of each shard.")
 @click.option("--rows", is_flag=True, help="Push rows of a sparse table in the place of a dense parameter.")
 @click.option("--show", "shown", is_flag=True, help="Print every function on the way.")

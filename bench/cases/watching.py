@@ -45,7 +45,7 @@ class LoggingWorker(TransferWorker):
     """A worker process of a synchronous job, which may log."""
 
     def __init__(self, address: str, setup: Setup) -> None:
-        super().__init__(address, setup, "push_pull", staleness=0)
+        super().__init__(address, setup, "push_pull", mode="sync")
 
     def block(self, name: str, count: int, log: bool) -> float:
         """Do so many steps, beginning together with the other workers; return the seconds of one."""
@@ -201,7 +201,7 @@ def recording() -> dict[str, float]:
     """
     values = models.arrays(models.find("1KB"), 1.0)
     parameters, flat = describe(values, Handover())
-    job = JobSpec(parameters=parameters, optimizer=zmqps.optim.sgd().to_wire())
+    job = JobSpec(parameters=parameters, optimizer=zmqps.optim.sgd().to_wire(), mode="async")
     wires = Wires()
     attached: Attached
     [attached] = wires.run(StartJob(FOREVER, job=job, values=flat))

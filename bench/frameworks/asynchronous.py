@@ -11,7 +11,7 @@ task = Task()
 model = task.model
 loader = zmqps.torch.shard(DataLoader(task.data, batch_size=BATCH // worker.num_workers), worker)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
-optimizer = zmqps.torch.Optimizer(model, worker, optimizer, staleness=None, share_gradients=True)
+optimizer = zmqps.torch.Optimizer(model, worker, optimizer, mode="async", share_gradients=True)
 for x, y in task.measured(loader):
     optimizer.zero_grad()
     loss_of(model(x), y).backward()

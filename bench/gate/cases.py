@@ -13,7 +13,7 @@ class Case:
     ----------
     model, servers, workers, transport, optimizer
         As in `bench.setup.Setup`.
-    staleness
+    mode
         As `Worker.init` takes it.
     window
         How many steps of a worker are under way at once.
@@ -26,7 +26,7 @@ class Case:
     workers: int = 1
     transport: str = "auto"
     optimizer: str = "sgd"
-    staleness: int | None = None
+    mode: str = "async"
     window: int = 1
     batch: int = 2
 
@@ -38,5 +38,5 @@ CASES = {
     "sgd-1x1": Case(),
     "adam-1x1": Case(optimizer="adam"),
     "tiny-10000-tcp": Case(model="tiny-10000", transport="tcp"),
-    "sync-2x2": Case(servers=2, workers=2, staleness=0),
+    "sync-2x2": Case(servers=2, workers=2, mode="sync"),
 }

@@ -10,6 +10,7 @@ import argparse
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +44,14 @@ class Version:
             worker = zmqps.connect(cluster.address, name=f"gate-{index}", transport=case.transport, timeout=TIMEOUT)
             self._workers.append((self._stack.enter_context(worker), models.arrays(shapes, 0.0)))
 
+        mode: dict[str, Any] = {"mode": case.mode}
+        if (
+            "mode" not in signature(zmqps.Worker.init).parameters
+        ):  # an earlier version, where the staleness was the mode
+            mode = {"staleness": {"sync": 0, "async": None}[case.mode]}
+
         def init(worker: zmqps.Worker) -> None:
-            worker.init(start, optimizer=optimizer, staleness=case.staleness, workers=case.workers, timeout=TIMEOUT)
+            worker.init(start, optimizer=optimizer, **mode, workers=case.workers, timeout=TIMEOUT)
 
         list(self._threads.map(init, [worker for worker, _ in self._workers]))
 

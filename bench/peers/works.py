@@ -176,7 +176,7 @@ def compare(work: str, peer: str, python: Path, steps: int) -> list[Result]:
         One of them did not do it.
     """
     setup = (WORKS | IN_PLACE | OVER_SOCKETS | SYNC_WORKS)[work]
-    staleness = 0 if work in SYNC_WORKS else None
+    mode = "sync" if work in SYNC_WORKS else "async"
     batch = batch_of(setup)
     turns = min(steps, SLOW.get(peer, steps))
     ours: list[float] = []
@@ -188,7 +188,7 @@ def compare(work: str, peer: str, python: Path, steps: int) -> list[Result]:
         # a machine on which a peer takes all cores for seconds has no dead workers
         cluster = zmqps.LocalCluster(servers=setup.servers, workers=setup.workers, heartbeat_timeout=60.0)
         stack.enter_context(cluster)
-        children = start_workers(stack, cluster.address, setup, staleness=staleness)
+        children = start_workers(stack, cluster.address, setup, mode=mode)
         other = stack.enter_context(forms.start(peer, setup, python))
         busy = BusyTime([*cluster.pids.values(), *(child.pid for child in children)]), BusyTime(other.pids)
         for turn in range(WARM_UP + turns):

@@ -67,8 +67,8 @@ class Size:
 
     Attributes
     ----------
-    staleness
-        As `Worker.init` takes it.
+    mode, staleness
+        As `Worker.init` takes them.
     nbytes
         Of the model.
     steps
@@ -77,7 +77,8 @@ class Size:
 
     servers: int
     workers: int
-    staleness: int | None
+    mode: str
+    staleness: int | None = None
     nbytes: int
     steps: int = 4
 
@@ -157,6 +158,7 @@ class Cluster:
         self._job = JobSpec(
             parameters=tuple(Parameter(f"w{i}", (8,), "float32") for i in range(size.servers)),
             optimizer=sgd(0.1).to_wire(),
+            mode=size.mode,
             staleness=size.staleness,
         )
         # servers: when their processors and the two ways of their wires are free, and when they have the last step
@@ -261,9 +263,9 @@ class Cluster:
         self._at(at + took, lambda at: self._push(worker, at))
 
     def _push(self, worker: int, at: float) -> None:
-        costs, asynchronous = self._costs, self.size.staleness is None
+        costs, asynchronous = self._costs, self.size.mode == "async"
         taken = self._sent_to_servers(self._shard_nbytes, costs.begin.of(self._shard_nbytes, self._messages), at)
-        cost = (costs.push if self.size.staleness != 0 else costs.part).of(self._shard_nbytes, self._messages)
+        cost = (costs.push if self.size.mode != "sync" else costs.part).of(self._shard_nbytes, self._messages)
         done = self._computed(taken, cost)
         self._at(float(done.max()), lambda at: self.outcome.events.append((at, "push", worker)))
         back = self._answered(done, self._shard_nbytes if asynchronous else 0.0, cost)
@@ -293,7 +295,7 @@ class Cluster:
 
     def _end_step(self, worker: int, at: float) -> None:
         self._steps[worker] += 1
-        if self.size.staleness is None:
+        if self.size.mode == "async":
             self.outcome.events.append((at, "pull", worker))
         if self._steps[worker] == 1:
             self._warm += 1

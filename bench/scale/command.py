@@ -23,7 +23,7 @@ from bench.tables import console, new_table, seconds
 
 WORKERS, MORE_WORKERS = (1, 8, 64, 250, 1000), (1, 2, 4, 8, 16, 32, 64, 128, 250, 500, 1000)
 SERVERS, MORE_SERVERS = (1, 4, 16, 64), (1, 2, 4, 8, 16, 32, 64)
-MODES = {"async": None, "sync": 0}
+MODES = ("async", "sync")
 #: Steps of each worker that are looked at.
 STEPS, MORE_STEPS = 2, 6
 #: Of those that wait for each other, and how many steps they take; Li et al. had 800 workers.
@@ -40,7 +40,7 @@ def simulate(mode: str, servers: int, workers: int, model: str, costs: Costs, ne
              steps: int) -> tuple[Row, Outcome]:  # fmt: skip
     """Run a cluster of one size; return its row, and what happened."""
     nbytes = models.num_bytes(models.find(model))
-    size = Size(servers=servers, workers=workers, staleness=MODES[mode], nbytes=nbytes, steps=steps)
+    size = Size(servers=servers, workers=workers, mode=mode, nbytes=nbytes, steps=steps)
     outcome = Cluster(size, costs, network, lognormal(compute_s, SIGMA)).run()
     times = Times(tuple(outcome.step_s))
     row = Row(

@@ -116,10 +116,10 @@ class TimedWires(Wires):
         return message
 
 
-def spend(workers: int, nbytes: int, staleness: int | None) -> Spent:
+def spend(workers: int, nbytes: int, mode: str) -> Spent:
     """Let workers take steps with one vector of a size; return the median of each kind of message."""
     parameters, flat = describe({"w": np.ones(nbytes // 4, np.float32)}, Handover())
-    job = JobSpec(parameters=parameters, optimizer=sgd(1e-3).to_wire(), staleness=staleness)
+    job = JobSpec(parameters=parameters, optimizer=sgd(1e-3).to_wire(), mode=mode)
     wires = TimedWires(workers)
     attached: Attached
     [attached, *_] = wires.run(*[StartJob(FOREVER, job=job, values=flat) for _ in range(workers)])
@@ -132,7 +132,7 @@ def spend(workers: int, nbytes: int, staleness: int | None) -> Spent:
             *[
                 Exchange(
                     FOREVER,
-                    push=PushTransfer(cargoes=cargoes, source=Source(arrays=[gradient]), whole=staleness is not None),
+                    push=PushTransfer(cargoes=cargoes, source=Source(arrays=[gradient]), whole=mode != "async"),
                     pull=PullTransfer(cargoes=cargoes, target=Target(arrays=out)),
                 )
                 for out in outs
@@ -161,8 +161,8 @@ def by_size_and_workers(few: Cost, many: Cost) -> Cost:
 
 def measure() -> Costs:
     """Measure all of them, in some ten seconds."""
-    alone = [spend(1, nbytes, None) for nbytes in (SMALL_NBYTES, LARGE_NBYTES)]
-    steps = [[spend(workers, nbytes, 0) for nbytes in (SMALL_NBYTES, LARGE_NBYTES)] for workers in (FEW, MANY)]
+    alone = [spend(1, nbytes, "async") for nbytes in (SMALL_NBYTES, LARGE_NBYTES)]
+    steps = [[spend(workers, nbytes, "sync") for nbytes in (SMALL_NBYTES, LARGE_NBYTES)] for workers in (FEW, MANY)]
 
     def cost(role: str, message: str, of: list[Spent]) -> Cost:
         return by_size(*(spent[role, message] for spent in of))

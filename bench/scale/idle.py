@@ -81,7 +81,8 @@ def lognormal(mean_s: float, sigma: float) -> Callable[[Random], float]:
 
 def simulate(tau: int, workers: int, steps: int, costs: Costs, sigma: float) -> Outcome:
     """Let workers take steps that are at most so far apart."""
-    size = Size(servers=4, workers=workers, staleness=tau, nbytes=1 << 16, steps=steps)
+    mode, staleness = ("bounded", tau) if tau else ("sync", None)
+    size = Size(servers=4, workers=workers, mode=mode, staleness=staleness, nbytes=1 << 16, steps=steps)
     return Cluster(size, costs, Network(), lognormal(COMPUTE_S, sigma), seed=tau, interval_s=10.0).run()
 
 

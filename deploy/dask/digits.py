@@ -50,7 +50,7 @@ def train(number, num_workers, address, token):
 
     x, x_test, y, y_test = digits.load_data()
     with zmqps.connect(address, token=token, name=f"worker-{number}", timeout=60) as worker:
-        worker.init(digits.initial_params(), optimizer=zmqps.optim.adam(2e-3), workers=num_workers)
+        worker.init(digits.initial_params(), optimizer=zmqps.optim.adam(2e-3), mode="async", workers=num_workers)
         for turn in range(30):
             order = np.random.default_rng(turn).permutation(len(y))
             for batch in np.array_split(order, len(y) // 16)[worker.rank :: worker.num_workers]:

@@ -151,7 +151,9 @@ def stray_push(target: Target, until: Until, counts: Counter[str]) -> None:
 @attacker
 def early(target: Target, until: Until, counts: Counter[str]) -> None:
     """Before anybody has begun a job: be a worker, define the job, load its values, be a server, push."""
-    job = JobSpec(parameters=(Parameter("shared", (3,), "float32"),), optimizer=sgd(1.0).to_wire()).to_wire()
+    job = JobSpec(
+        parameters=(Parameter("shared", (3,), "float32"),), optimizer=sgd(1.0).to_wire(), mode="async"
+    ).to_wire()
     ones = (np.ones(3, "<f4"),)
     to_server = [Load(2, 1, WHOLE, ones), Push(3, 1, 1, 0, 0, 1, 0, 1, "raw", "raw", (), WHOLE, ones)]
     while until.pause(0.05):
@@ -171,7 +173,9 @@ def early(target: Target, until: Until, counts: Counter[str]) -> None:
 @attacker
 def first_comer(target: Target, until: Until, counts: Counter[str]) -> None:
     """Come before the first worker and stay: say what job it is, load its values, enter a barrier, take a range."""
-    job = JobSpec(parameters=(Parameter("shared", (3,), "float32"),), optimizer=sgd(1.0).to_wire()).to_wire()
+    job = JobSpec(
+        parameters=(Parameter("shared", (3,), "float32"),), optimizer=sgd(1.0).to_wire(), mode="async"
+    ).to_wire()
     incarnation = secrets.token_bytes(16)
     with Stranger(target.coordinator) as stranger:
         said = hello("worker", incarnation)
@@ -252,7 +256,9 @@ def job_ender(target: Target, until: Until, counts: Counter[str]) -> None:
 def orders(target: Target, until: Until, counts: Counter[str]) -> None:
     """Join as an observer, and save, begin, end, train, drain and scale; where there are keys, with its key."""
     own = secrets.token_bytes(KEY_NBYTES)
-    job = JobSpec(parameters=(Parameter("shared", (1 << 20,), "float32"),), optimizer=sgd(1.0).to_wire()).to_wire()
+    job = JobSpec(
+        parameters=(Parameter("shared", (1 << 20,), "float32"),), optimizer=sgd(1.0).to_wire(), mode="async"
+    ).to_wire()
     asked: list[Message] = [
         Checkpoint(1, "", 0, {"planted": 1}),
         proved(own, Checkpoint(2, "default", 0, {"planted": 1}, own)),

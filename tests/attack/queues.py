@@ -206,7 +206,7 @@ def hostile_sizes(target: Target, until: Until, counts: Counter[str]) -> None:
     specs = [[["w", shape, "float32"]] for shape in shapes]
     specs += [[[f"p{i}", [1 << 41], "float64"] for i in range(number)] for number in (7, 1000, 20_000)]
     specs += [[[f"{i:07d}", [], "float32"] for i in range(60_000)], [["w", [8], "float32"]] * 60_000]
-    plain = JobSpec(parameters=(Parameter("w", (8,), "float32"),), optimizer=sgd(0.1).to_wire()).to_wire()
+    plain = JobSpec(parameters=(Parameter("w", (8,), "float32"),), optimizer=sgd(0.1).to_wire(), mode="async").to_wire()
     jobs = [{**plain, "parameters": parameters} for parameters in specs]
     jobs += [{**plain, "optimizer": {"name": "sgd", "x": [0] * (1 << 20)}}, {f"{i:06x}": 0 for i in range(60_000)}]
     inits = [pack([Init.kind, 1, job]) for job in jobs]

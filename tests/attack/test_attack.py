@@ -112,7 +112,7 @@ def test_without_a_job_secret_who_comes_before_the_first_worker_holds_the_job_on
                 zmqps.connect(arena.cluster.address, timeout=allow(30.0)) as worker,
                 pytest.raises(zmqps.JobMismatchError),
             ):
-                worker.init(parameters(), optimizer=zmqps.optim.sgd(1.0), timeout=allow(30.0))
+                worker.init(parameters(), optimizer=zmqps.optim.sgd(1.0), mode="async", timeout=allow(30.0))
         assert "attacker" not in attack.counts, attack.counts
         arena.wait_for(lambda: all(member["role"] != "worker" for member in arena.cluster.status()["members"]))
         check_that_training_is_exact(arena)

@@ -93,7 +93,7 @@ def train(address: str, mode: str, index: int, tally: Tally) -> None:
         worker.init(
             parameters(),
             optimizer=zmqps.optim.sgd(1.0),
-            staleness=0 if mode == "sync" else None,
+            mode=mode,
             timeout=PATIENCE,
         )
         incarnation = np.frombuffer(worker._thread.machine.member.identity.incarnation, "<i8")

@@ -49,9 +49,9 @@ def placements(draw: st.DrawFn, keyspace: KeySpace) -> Placement:
     return Placement(keyspace, tuple(cuts), draw(st.sampled_from([8, 24, 64, 4096])))
 
 
-def job(*parameters: Parameter, **options: Any) -> JobSpec:
+def job(*parameters: Parameter, mode: str = "async", **options: Any) -> JobSpec:
     optimizer = {"name": "adam", "hyper": {}, "learning_rate": 0.1, "clip_value": None, "groups": []}
-    return JobSpec(parameters=parameters, optimizer=options.pop("optimizer", optimizer), **options)
+    return JobSpec(parameters=parameters, optimizer=options.pop("optimizer", optimizer), mode=mode, **options)
 
 
 @dataclass

@@ -54,7 +54,7 @@ def test_servers_go_by_command_and_by_signal_and_the_last_one_stays(
 
 def test_jobs_lie_on_as_many_servers_as_are_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with Nodes(tmp_path, 2) as nodes, zmqps.connect(nodes.address, timeout=PATIENCE) as worker:
-        worker.init({"w": np.zeros((8, 4), np.float32)}, optimizer=zmqps.optim.sgd(learning_rate=1.0))
+        worker.init({"w": np.zeros((8, 4), np.float32)}, optimizer=zmqps.optim.sgd(learning_rate=1.0), mode="async")
 
         def scale(servers: int) -> tuple[int, str]:
             code = run(["scale", "--servers", str(servers), "--coordinator", nodes.address, "--timeout", str(PATIENCE)])

@@ -31,7 +31,7 @@ import numpy as np
 import zmqps
 
 with zmqps.connect(os.environ["ZMQPS_COORDINATOR"]) as worker:
-    worker.init({"w": np.zeros(4, np.float32)}, optimizer=zmqps.optim.sgd(0.1))
+    worker.init({"w": np.zeros(4, np.float32)}, optimizer=zmqps.optim.sgd(0.1), mode="async")
     print("trains", flush=True)
     while not (os.environ["ZMQPS_WORKER_INDEX"] == "2" and Path("stop").exists()):
         worker.push({"w": np.ones(4, np.float32)}, timeout=30)
@@ -195,7 +195,7 @@ def test_without_a_key_for_workers_nothing_is_started(tasks, tmp_path) -> None:
 UNSAVED = """
 import shutil, numpy as np, zmqps
 worker = zmqps.connect()
-worker.init({"w": np.zeros(8, np.float32)}, optimizer=zmqps.optim.sgd(0.1))
+worker.init({"w": np.zeros(8, np.float32)}, optimizer=zmqps.optim.sgd(0.1), mode="async")
 worker.push({"w": np.ones(8, np.float32)})
 shutil.rmtree("ckpt", ignore_errors=True)
 open("ckpt", "w").close()

@@ -34,7 +34,7 @@ def shown(coordinator: Coordinator) -> str:
 def test_what_a_node_calls_itself_is_no_markup_and_its_counters_break_nothing() -> None:
     coordinator = Coordinator(servers=1)
     coordinator.join("s0", "w0", "w1")
-    coordinator.init("w0", job(NASTY, staleness=0))
+    coordinator.init("w0", job(NASTY, mode="sync"))
     coordinator.ready("s0")
     for name in ("s0", "w0", "w1"):
         coordinator.take(name, Heartbeat(ODD))
@@ -44,7 +44,7 @@ def test_what_a_node_calls_itself_is_no_markup_and_its_counters_break_nothing() 
     assert "\x1b[2J" not in text
     assert "\u202e" not in text
     assert "0.00, max 0" in text
-    coordinator.take("w0", Init(2, job(NASTY, staleness=0).to_wire()))
+    coordinator.take("w0", Init(2, job(NASTY, mode="sync").to_wire()))
     assert "0 B" in shown(coordinator)
 
 

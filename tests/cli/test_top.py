@@ -89,7 +89,7 @@ class Terminal:
 @pytest.mark.processes
 def test_a_cluster_is_watched_and_asked_by_keys(tmp_path: Path) -> None:
     with InProcessCluster(servers=2, heartbeat_interval=0.2) as made, zmqps.connect(made.address) as worker:
-        worker.init({"w": np.zeros(64, np.float32)}, optimizer=zmqps.optim.sgd(0.1))
+        worker.init({"w": np.zeros(64, np.float32)}, optimizer=zmqps.optim.sgd(0.1), mode="async")
         with Terminal(["top", "--coordinator", made.address, "--every", "0.2"], tmp_path) as terminal:
             terminal.wait_for("worker 0", "server 0", "server 1", "training", "async", TABLES,
                               f"zmqps top · {made.address} · ready")  # fmt: skip

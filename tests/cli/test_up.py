@@ -130,7 +130,7 @@ def test_the_cluster_ends_with_its_workers(zmqps, tmp_path) -> None:
 TRAIN = """
 import os, numpy, zmqps
 with zmqps.connect(os.environ["ZMQPS_COORDINATOR"], transport="tcp") as worker:
-    worker.init({"w": numpy.zeros(2, "float32")}, optimizer=zmqps.optim.sgd(1.0))
+    worker.init({"w": numpy.zeros(2, "float32")}, optimizer=zmqps.optim.sgd(1.0), mode="async")
     worker.push({"w": numpy.ones(2, "float32")})
     print("at", worker.address, "is", worker.pull()["w"], [m["endpoint"] for m in worker.status()["members"]])
     worker.finish()
@@ -206,7 +206,7 @@ def test_workers_that_end_without_a_goodbye_are_named_although_their_exit_code_i
     script.write_text(
         "import os, numpy as np, zmqps\n"
         "worker = zmqps.connect(os.environ['ZMQPS_COORDINATOR'], name=f'w{os.environ[\"ZMQPS_WORKER_INDEX\"]}')\n"
-        "worker.init({'w': np.zeros(4, 'f4')}, optimizer=zmqps.optim.sgd(0.1))\n"
+        "worker.init({'w': np.zeros(4, 'f4')}, optimizer=zmqps.optim.sgd(0.1), mode='async')\n"
         "worker.barrier('all have begun', timeout=30)\n"
         "os._exit(0) if worker.rank else worker.finish()\n"
     )
@@ -224,7 +224,7 @@ def test_a_worker_that_is_killed_holds_the_others_up_no_longer_than_its_supervis
     script.write_text(
         "import os, signal, numpy as np, zmqps\n"
         "worker = zmqps.connect()\n"
-        "worker.init({'w': np.zeros(4, 'f4')}, optimizer=zmqps.optim.sgd(0.1), staleness=0)\n"
+        "worker.init({'w': np.zeros(4, 'f4')}, optimizer=zmqps.optim.sgd(0.1), mode='sync')\n"
         "worker.push({'w': np.ones(4, 'f4')}, timeout=60)\n"
         "if worker.rank:\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -275,7 +275,7 @@ def test_a_signal_ends_workers_and_nodes_in_order(start, tmp_path, number, code)
 STEPS = """
 import sys, numpy as np, zmqps
 worker = zmqps.connect()
-worker.init({"w": np.zeros(8, np.float32)}, optimizer=zmqps.optim.sgd(learning_rate=0.1), staleness=0)
+worker.init({"w": np.zeros(8, np.float32)}, optimizer=zmqps.optim.sgd(learning_rate=0.1), mode="sync")
 for step in range(47):
     worker.push({"w": np.ones(8, np.float32)})
 if "finish" in sys.argv:
@@ -306,7 +306,7 @@ def test_what_was_trained_is_saved_when_the_workers_have_ended(zmqps, tmp_path, 
 def test_what_was_trained_is_saved_when_a_signal_ends_the_cluster(start, tmp_path, number) -> None:
     up = start(*UP, "--workers", "2", "--checkpoint", "ckpt", "--drain-timeout", "1", "--", "sh", "-c",
                'if [ $ZMQPS_WORKER_INDEX = 0 ]; then exec "$0" -c "$1" wait; else sleep 1000; fi',
-               sys.executable, STEPS.replace("staleness=0", "workers=1"))  # fmt: skip
+               sys.executable, STEPS.replace('"sync"', '"async", workers=1'))  # fmt: skip
     up.wait_for("worker-0 .* at work")
     up.popen.send_signal(number)
     up.exit_code()

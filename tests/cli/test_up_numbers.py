@@ -39,7 +39,7 @@ if place:
 with zmqps.connect(os.environ["ZMQPS_COORDINATOR"], timeout=60) as worker:
     print("pid", os.getpid(), "has rank", worker.rank, flush=True)
     Path(f"came-{{index}}").touch()
-    worker.init({{"w": np.zeros(64, np.float32)}}, optimizer=zmqps.optim.sgd(1.0), staleness=0)
+    worker.init({{"w": np.zeros(64, np.float32)}}, optimizer=zmqps.optim.sgd(1.0), mode="sync")
     worker.log({{"loss": 1.0}})
     while not Path("end").exists():
         worker.push_pull({{"w": np.ones(64, np.float32)}})

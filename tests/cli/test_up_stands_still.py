@@ -29,7 +29,7 @@ import sys, time, numpy as np, zmqps
 timeout, mode = {0.8 * TIMEOUT_S}, sys.argv[1]
 with zmqps.connect(timeout=60.0) as worker:
     worker.init({{"w": np.zeros(3000, np.float32)}}, optimizer=zmqps.optim.sgd(1.0),
-                staleness=0 if mode == "sync" else None, workers=2, timeout=60.0)
+                mode=mode, workers=2, timeout=60.0)
     worker.barrier("all are here")
     for step in range({STEPS}):
         worker.push({{"w": np.full(3000, 2, np.float32)}}, timeout=timeout)

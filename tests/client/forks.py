@@ -45,7 +45,7 @@ def outcome(call: Callable[[], Any]) -> str:
 
 def in_child(worker: zmqps.Worker, aio: zmqps.aio.AsyncWorker, pending: Any, local: Any) -> dict[str, str]:
     calls: dict[str, Callable[[], Any]] = {
-        "init": lambda: worker.init(PARAMS, optimizer=zmqps.optim.sgd(1.0)),
+        "init": lambda: worker.init(PARAMS, optimizer=zmqps.optim.sgd(1.0), mode="async"),
         "push": lambda: worker.push(ONE),
         "push_async": lambda: worker.push_async(ONE),
         "pull": lambda: worker.pull(),
@@ -74,7 +74,7 @@ def main() -> None:
     address, how, ending = sys.argv[1:]
     warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 does not like forks of threads; nor do we
     worker = zmqps.connect(address, name="parent")
-    worker.init(PARAMS, optimizer=zmqps.optim.sgd(1.0))
+    worker.init(PARAMS, optimizer=zmqps.optim.sgd(1.0), mode="async")
     worker.push(ONE)
     worker.gradient_buffers()
     kept = worker.pull(copy=False)

@@ -25,7 +25,7 @@ class Copied:
 @pytest.fixture(scope="module")
 def worker() -> Iterator[zmqps.Worker]:
     with zmqps.LocalCluster() as cluster, zmqps.connect(cluster.address) as worker:
-        worker.init({"a": np.zeros(4, "f4"), "b": np.zeros(5, "f4"), "s": np.float32(3)}, optimizer=SGD)
+        worker.init({"a": np.zeros(4, "f4"), "b": np.zeros(5, "f4"), "s": np.float32(3)}, optimizer=SGD, mode="async")
         yield worker
 
 
@@ -37,8 +37,11 @@ BAD: dict[str, tuple[type[Exception], Callable[[zmqps.Worker], object]]] = {
     "lists of different lengths": (zmqps.DtypeError, lambda w: w.push({"a": [[1.0], [2.0, 3.0]]})),
     "NaN": (zmqps.NonFiniteGradientError, lambda w: w.push({"a": np.full(4, np.nan)})),
     "a number that float32 cannot hold": (zmqps.NonFiniteGradientError, lambda w: w.push({"a": np.full(4, 1e39)})),
-    "NaN in a later init": (zmqps.ConfigurationError, lambda w: w.init({"a": np.full(4, np.nan)}, optimizer=SGD)),
-    "another model": (zmqps.JobMismatchError, lambda w: w.init({"a": np.zeros(3, "f4")}, optimizer=SGD)),
+    "NaN in a later init": (
+        zmqps.ConfigurationError,
+        lambda w: w.init({"a": np.full(4, np.nan)}, optimizer=SGD, mode="async"),
+    ),
+    "another model": (zmqps.JobMismatchError, lambda w: w.init({"a": np.zeros(3, "f4")}, optimizer=SGD, mode="async")),
     "a name without an array in out": (zmqps.ConfigurationError, lambda w: w.pull("a", out={"b": np.zeros(5)})),
     "out that is no mapping": (zmqps.ConfigurationError, lambda w: w.pull(out=[np.zeros(4)])),
     "out that is a scalar, not an array": (zmqps.DtypeError, lambda w: w.pull(out={"s": np.float32(9)})),
@@ -67,11 +70,11 @@ NESTED = {"enc": {"layer": {"w": np.zeros(4, "f4")}}}
 @pytest.mark.parametrize(
     ("what", "call"),
     [
-        ("params", lambda w: w.init(NESTED, optimizer=SGD)),
+        ("params", lambda w: w.init(NESTED, optimizer=SGD, mode="async")),
         ("gradients", lambda w: w.push(NESTED)),
         ("gradients", lambda w: w.push({"a": {"w": np.zeros(4)}})),
         ("gradients", lambda w: w.push_pull(NESTED)),
-        ("params", lambda w: w.init({"enc": {}}, optimizer=SGD)),
+        ("params", lambda w: w.init({"enc": {}}, optimizer=SGD, mode="async")),
     ],
 )
 def test_a_nested_mapping_is_refused_and_how_to_make_it_flat_is_said(
@@ -137,7 +140,7 @@ ODD = {"w": np.zeros(3, ">f4"), "s": np.float64(2), "e": np.zeros((0, 4), "f2"),
 def test_arrays_of_any_float_order_of_bytes_and_layout_are_taken_and_filled(dtype: str) -> None:
     """What is odd about them is put right on the way, and zeros and ones are so in every dtype."""
     with running(2, 4096) as cluster, zmqps.connect(cluster.address) as worker:
-        worker.init(ODD, optimizer=zmqps.optim.sgd(learning_rate=1.0))
+        worker.init(ODD, optimizer=zmqps.optim.sgd(learning_rate=1.0), mode="async")
         numbers = np.arange(6, dtype=dtype)
         worker.push(
             {"w": numbers[::2], "s": np.ones((), dtype), "e": np.zeros((0, 4), dtype), "f": numbers.reshape(3, 2).T}

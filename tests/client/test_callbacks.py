@@ -29,7 +29,7 @@ def wait_for(worker: zmqps.Worker, how: str) -> Any:
 
 #: All that blocks.
 BLOCKING: dict[str, Callable[[zmqps.Worker], Any]] = {
-    "init": lambda worker: worker.init(PARAMS, optimizer=zmqps.optim.sgd(1.0)),
+    "init": lambda worker: worker.init(PARAMS, optimizer=zmqps.optim.sgd(1.0), mode="async"),
     "pull": lambda worker: worker.pull(),
     "pull_each": lambda worker: worker.pull_each(),
     "push": lambda worker: worker.push(ONE),
@@ -51,7 +51,7 @@ BLOCKING: dict[str, Callable[[zmqps.Worker], Any]] = {
 @pytest.fixture(scope="module")
 def workers() -> Iterator[tuple[zmqps.Worker, zmqps.Worker]]:
     with InProcessCluster() as cluster, zmqps.connect(cluster.address) as one, zmqps.connect(cluster.address) as other:
-        one.init(PARAMS, optimizer=zmqps.optim.sgd(1.0))
+        one.init(PARAMS, optimizer=zmqps.optim.sgd(1.0), mode="async")
         other.pull()
         yield one, other
 

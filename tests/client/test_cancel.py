@@ -13,6 +13,7 @@ import pytest
 
 import zmqps.aio
 from tests.inprocess import PATIENCE, InProcessCluster
+from tests.modes import MODES
 
 SGD = zmqps.optim.sgd(learning_rate=1.0)
 PARAMS = {"w": np.zeros(1000, np.float32), "v": np.zeros(7, np.float32)}
@@ -22,7 +23,7 @@ NEVER = 10**6  # a version that does not come
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
     with InProcessCluster(servers=2) as cluster, zmqps.connect(cluster.address) as worker:
-        worker.init(PARAMS, optimizer=SGD)
+        worker.init(PARAMS, optimizer=SGD, mode="async")
         yield cluster.address
 
 
@@ -122,11 +123,11 @@ def test_a_loop_over_each_that_is_cancelled_withdraws_its_pull(address: str) -> 
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("staleness", [None, 0])
-def test_a_pull_that_was_given_up_is_forgotten_by_the_servers_and_holds_up_nothing(staleness: int | None) -> None:
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_a_pull_that_was_given_up_is_forgotten_by_the_servers_and_holds_up_nothing(mode: str) -> None:
     wide = {"w": np.zeros(500_000, np.float32)}  # 40 of them are more than a worker may have in flight
     with InProcessCluster(servers=2, workers=1) as cluster, zmqps.connect(cluster.address, transport="tcp") as worker:
-        worker.init(wide, optimizer=SGD, staleness=staleness)
+        worker.init(wide, optimizer=SGD, **MODES[mode])
         for _ in range(40):
             with pytest.raises(zmqps.DeadlineError):
                 worker.pull(at_least=1, timeout=0.01)

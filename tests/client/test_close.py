@@ -117,7 +117,7 @@ def test_a_worker_that_is_closed_while_it_rejoins_stays_closed(address: str, mon
 def test_statistics_can_be_asked_while_the_worker_is_closed(address: str, slow_close) -> None:  # type: ignore[no-untyped-def]
     there, go_on, _ = slow_close
     worker = zmqps.connect(address)
-    worker.init({"w": np.zeros(3, np.float32)}, optimizer=zmqps.optim.sgd(1.0))
+    worker.init({"w": np.zeros(3, np.float32)}, optimizer=zmqps.optim.sgd(1.0), mode="async")
     worker.push({"w": np.ones(3, np.float32)})
     with ThreadPoolExecutor(2) as pool:
         closing = pool.submit(worker.close)

@@ -29,7 +29,7 @@ def test_a_call_waits_longer_than_it_takes_to_lose_somebody(
 def test_one_worker_is_the_chief_and_when_it_leaves_another_one_is() -> None:
     with (
         InProcessCluster(servers=1, workers=2) as cluster,
-        Team(cluster.address, 2, {"w": np.zeros(3, np.float32)}, optimizer=zmqps.optim.sgd()) as pair,
+        Team(cluster.address, 2, {"w": np.zeros(3, np.float32)}, optimizer=zmqps.optim.sgd(), mode="async") as pair,
         zmqps.connect(cluster.address, observer=True) as observer,
     ):
         first, second = pair.workers
@@ -48,9 +48,9 @@ def test_a_worker_of_the_same_name_takes_the_place_of_the_one_before(caplog: pyt
             kept = []  # as a notebook keeps what a cell has returned
             for _ in range(3):
                 worker = zmqps.connect(cluster.address, name="mine")
-                worker.init(one, optimizer=zmqps.optim.sgd(1.0), staleness=0)
+                worker.init(one, optimizer=zmqps.optim.sgd(1.0), mode="sync")
                 kept.append(worker)
-            other.init(one, optimizer=zmqps.optim.sgd(1.0), staleness=0)
+            other.init(one, optimizer=zmqps.optim.sgd(1.0), mode="sync")
             for member in (worker, other):
                 member.push(one, timeout=PATIENCE)
             assert worker.pull(timeout=PATIENCE).version == 1, "nobody waits for those before"

@@ -22,7 +22,7 @@ from zmqps.net.system.addresses import join, split
 
 def train(address: str) -> list[float]:
     with zmqps.connect(address, transport="tcp") as worker:
-        worker.init({"w": np.zeros(2, np.float32)}, optimizer=zmqps.optim.sgd(1.0))
+        worker.init({"w": np.zeros(2, np.float32)}, optimizer=zmqps.optim.sgd(1.0), mode="async")
         worker.push({"w": np.ones(2, np.float32)})
         return list(worker.pull()["w"])
 
@@ -84,7 +84,9 @@ def test_a_server_that_cannot_be_reached_stands_in_the_status(soon: None, monkey
 
     monkeypatch.setattr(inprocess, "make_node", advertising)
     with InProcessCluster(heartbeat_interval=0.1) as cluster, zmqps.connect(cluster.address) as worker:
-        init = worker.init_async({"w": np.zeros(2, np.float32)}, optimizer=zmqps.optim.sgd(1.0), timeout=allow(60.0))
+        init = worker.init_async(
+            {"w": np.zeros(2, np.float32)}, optimizer=zmqps.optim.sgd(1.0), mode="async", timeout=allow(60.0)
+        )
         text = f"cannot reach server 0 (server-0, {nowhere}) for"
         cluster.wait_until(lambda status: any(text in line for line in status["waiting"]))
         init.cancel()

@@ -13,6 +13,7 @@ import pytest
 
 import zmqps
 from tests.inprocess import PATIENCE, InProcessCluster
+from tests.modes import MODES
 from tests.net.proxy import Proxy
 from tests.pace import stretch
 from zmqps.core.job.data import DataSpec
@@ -52,7 +53,7 @@ class Wire(Proxy):
 
 
 @contextlib.contextmanager
-def training(staleness: int | None = None) -> Iterator[tuple[InProcessCluster, Wire, zmqps.Worker]]:
+def training(mode: str = "async") -> Iterator[tuple[InProcessCluster, Wire, zmqps.Worker]]:
     """Start a cluster and its worker, which reaches the coordinator by a wire and has pushed once."""
     with InProcessCluster(workers=1, heartbeat_interval=0.2, heartbeat_timeout=stretch(LOST_AFTER)) as cluster:
         wire = Wire(cluster)
@@ -66,7 +67,7 @@ def training(staleness: int | None = None) -> Iterator[tuple[InProcessCluster, W
                 worker.init(
                     {"w": np.zeros(4, np.float32)},
                     optimizer=zmqps.optim.sgd(1.0),
-                    staleness=staleness,
+                    **MODES[mode],
                     timeout=PATIENCE,
                 )
                 worker.push(ONE, timeout=PATIENCE)
@@ -102,18 +103,18 @@ def test_a_lost_server_leaves_nothing_to_rejoin() -> None:
         assert str(again.value) == str(lost.value)
 
 
-@pytest.mark.parametrize("staleness", [None, 0])
-def test_every_call_that_waits_says_that_the_coordinator_is_gone(staleness: int | None) -> None:
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_every_call_that_waits_says_that_the_coordinator_is_gone(mode: str) -> None:
     data = DataSpec(name="data", num_examples=8, range_size=4)
-    with training(staleness) as (_, wire, worker), zmqps.connect(wire.entrance, timeout=PATIENCE, job="next") as other:
+    with training(mode) as (_, wire, worker), zmqps.connect(wire.entrance, timeout=PATIENCE, job="next") as other:
         with wire.cut():
             waiting: dict[str, Future[Any]] = {
-                "init": other.init_async(ONE, optimizer=zmqps.optim.sgd(1.0), timeout=PATIENCE),
+                "init": other.init_async(ONE, optimizer=zmqps.optim.sgd(1.0), mode="async", timeout=PATIENCE),
                 "barrier": worker.barrier_async("all", timeout=PATIENCE),
                 "ranges": worker._take_async(data, timeout=PATIENCE),
                 "status": worker.status_async(timeout=PATIENCE),
             }
-            if staleness is not None:  # otherwise it is the servers' business alone
+            if mode != "async":  # otherwise it is the servers' business alone
                 worker.push_async(ONE, timeout=PATIENCE)
                 waiting["pull"] = worker.pull_async(timeout=PATIENCE)  # of the next step
             for call, future in waiting.items():

@@ -35,7 +35,7 @@ def worker() -> Iterator[zmqps.Worker]:
         InProcessCluster(servers=1, workers=1) as cluster,
         zmqps.connect(cluster.address, timeout=PATIENCE) as worker,
     ):
-        worker.init({"w": np.zeros(4, np.float32)}, optimizer=zmqps.optim.sgd(1.0), timeout=PATIENCE)
+        worker.init({"w": np.zeros(4, np.float32)}, optimizer=zmqps.optim.sgd(1.0), mode="async", timeout=PATIENCE)
         yield worker
 
 

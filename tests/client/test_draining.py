@@ -71,7 +71,7 @@ def test_what_cannot_be_caught_is_refused() -> None:
 def test_a_worker_that_drains_has_gone_in_order_and_its_job_waits_for_others() -> None:
     zmqps.drain_on(HERE)
     with InProcessCluster() as cluster, zmqps.connect(cluster.address, name="a") as worker:
-        worker.init({"w": np.zeros(2, np.float32)}, optimizer=zmqps.optim.sgd(1.0))
+        worker.init({"w": np.zeros(2, np.float32)}, optimizer=zmqps.optim.sgd(1.0), mode="async")
         pushed = worker.push_async({"w": np.ones(2, np.float32)})
         signal.raise_signal(HERE)
         assert worker.draining

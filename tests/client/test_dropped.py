@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[2]
 def cluster() -> Iterator[InProcessCluster]:
     """A cluster that takes nobody for lost while a test runs: who is gone has said goodbye."""
     with InProcessCluster(heartbeat_timeout=600.0) as cluster, zmqps.connect(cluster.address, name="stays") as worker:
-        worker.init(PARAMS, optimizer=SGD)
+        worker.init(PARAMS, optimizer=SGD, mode="async")
         yield cluster
 
 
@@ -128,7 +128,7 @@ def test_the_futures_of_a_dropped_worker_are_resolved(cluster: InProcessCluster)
 
 def test_a_worker_is_kept_until_its_init_is_done(cluster: InProcessCluster) -> None:
     worker = zmqps.connect(cluster.address, name="dropped")
-    thread, done = worker._thread, worker.init_async(PARAMS, optimizer=SGD)
+    thread, done = worker._thread, worker.init_async(PARAMS, optimizer=SGD, mode="async")
     del worker
     done.result(PATIENCE)
     gc.collect()

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import zmqps
+from tests.modes import MODES
 from tests.net.cluster import PATIENCE, Cluster, running
 from zmqps.client import inplace
 from zmqps.client.inplace import CopiesOnWrite, Staging
@@ -60,18 +61,18 @@ def same(got: dict[str, Any], expected: dict[str, Any]) -> bool:
 
 
 def start(worker: zmqps.Worker, **options: Any) -> None:
-    worker.init(values(0), optimizer=zmqps.optim.sgd(1.0), **options)
+    worker.init(values(0), optimizer=zmqps.optim.sgd(1.0), **{"mode": "async", **options})
     worker.pull()  # from here on it knows the servers' memory
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("staleness", [None, 0, 2])
+@pytest.mark.parametrize("mode", ["async", "sync", "bounded"])
 def test_what_is_pushed_is_what_the_arrays_held_when_the_call_began(
-    cluster: Cluster, staged: list[bool], staleness: int | None
+    cluster: Cluster, staged: list[bool], mode: str
 ) -> None:
     expected, out = values(0), {name: np.empty_like(value) for name, value in values(0).items()}
     with zmqps.connect(cluster.address) as worker:
-        start(worker, staleness=staleness)
+        start(worker, **MODES[mode])
         grads = values(0)
         for seed in range(1, 7):
             for name, value in values(seed).items():
@@ -136,7 +137,7 @@ def test_a_blocking_call_begins_behind_what_was_asked_for_before(cluster: Cluste
 def test_of_pushes_that_fail_a_few_give_up_their_memory(cluster: Cluster, staged: list[bool]) -> None:
     with zmqps.connect(cluster.address) as one, zmqps.connect(cluster.address) as other:
         with ThreadPoolExecutor(2) as pool:
-            list(pool.map(lambda worker: start(worker, staleness=0), (one, other)))
+            list(pool.map(lambda worker: start(worker, mode="sync"), (one, other)))
         with pytest.raises(zmqps.errors.ConfigurationError):
             one.push(values(1), examples=0)  # of which nothing was sent
         nbytes = one.statistics().shared_bytes
@@ -152,7 +153,7 @@ def test_of_pushes_that_fail_a_few_give_up_their_memory(cluster: Cluster, staged
 def test_what_a_lost_leader_had_of_a_step_is_brought_as_it_was_pushed(options: dict[str, int]) -> None:
     size = 1 << 18
     with zmqps.LocalCluster(2, replicas=1, heartbeat_timeout=2.0) as local, zmqps.connect(local.address) as worker:
-        worker.init({"w": np.zeros(size, np.float32)}, optimizer=zmqps.optim.sgd(1.0), staleness=0, **options)
+        worker.init({"w": np.zeros(size, np.float32)}, optimizer=zmqps.optim.sgd(1.0), mode="sync", **options)
         worker.pull()
         worker.push_pull({"w": np.full(size, -1, np.float32)}, **({} if options else {"step": False}))
         if not options:
@@ -180,7 +181,7 @@ def test_gradients_of_a_step_that_is_not_over_in_time_count_as_they_were(cluster
     with ExitStack() as stack:
         one, other = (stack.enter_context(zmqps.connect(cluster.address)) for _ in range(2))
         pool = stack.enter_context(ThreadPoolExecutor(2))
-        list(pool.map(lambda worker: start(worker, staleness=0), (one, other)))
+        list(pool.map(lambda worker: start(worker, mode="sync"), (one, other)))
         expected, halves = values(0), {seed: values(seed) for seed in range(1, 7)}
 
         def step(worker: zmqps.Worker, seed: int, **options: Any) -> dict[str, Any]:
@@ -259,7 +260,7 @@ def in_servers_memory(params: dict[str, Any]) -> bool:
 def test_values_lie_in_the_servers_memory_and_belong_to_the_caller(cluster: Cluster, lent: list[bool]) -> None:
     expected = values(0)
     with zmqps.connect(cluster.address) as worker:
-        start(worker, staleness=0)
+        start(worker, mode="sync")
         for seed in range(1, 13):
             expected = less(expected, seed)
             if seed % 3:
@@ -284,7 +285,7 @@ def test_values_lie_in_the_servers_memory_and_belong_to_the_caller(cluster: Clus
 def test_values_that_are_kept_become_the_worker_s_own(cluster: Cluster, lent: list[bool]) -> None:
     expected, kept = [values(0)], []
     with zmqps.connect(cluster.address) as worker:
-        start(worker, staleness=0)
+        start(worker, mode="sync")
         for seed in range(1, 16):
             expected.append(less(expected[-1], seed))
             kept.append(worker.push_pull(values(seed)))
@@ -301,7 +302,7 @@ def test_values_that_are_kept_become_the_worker_s_own(cluster: Cluster, lent: li
 def test_values_that_are_written_to_are_copied_soon(cluster: Cluster, lent: list[bool]) -> None:
     expected = values(0)
     with zmqps.connect(cluster.address) as worker:
-        start(worker, staleness=0)
+        start(worker, mode="sync")
         for seed in range(1, 9):
             expected = less(expected, seed)
             got = worker.push_pull(values(seed))
@@ -315,7 +316,7 @@ def test_values_that_are_written_to_are_copied_soon(cluster: Cluster, lent: list
 @pytest.mark.processes
 def test_values_stay_what_they_are_when_the_worker_and_its_servers_are_gone() -> None:
     with running(num_servers=1, slice_nbytes=GATHER_NBYTES) as cluster, zmqps.connect(cluster.address) as worker:
-        start(worker, staleness=0)
+        start(worker, mode="sync")
         worker.push_pull(values(1))
         got = worker.push_pull(values(2))
         assert in_servers_memory(got)
@@ -342,7 +343,7 @@ def test_others_that_train_asynchronously_do_not_wait_for_memory_that_is_lent(
 @pytest.mark.processes
 def test_an_observer_keeps_no_memory_of_servers(cluster: Cluster, lent: list[bool]) -> None:
     with zmqps.connect(cluster.address) as worker, zmqps.connect(cluster.address, observer=True) as observer:
-        start(worker, staleness=0)
+        start(worker, mode="sync")
         for seed in range(1, 4):
             worker.push_pull(values(seed))
             lent.clear()
@@ -354,7 +355,7 @@ def test_an_observer_keeps_no_memory_of_servers(cluster: Cluster, lent: list[boo
 @pytest.mark.processes
 def test_a_child_process_keeps_the_values_that_it_had(cluster: Cluster) -> None:
     with zmqps.connect(cluster.address) as worker:
-        start(worker, staleness=0)
+        start(worker, mode="sync")
         for seed in range(1, 7):
             got = worker.push_pull(values(seed))
         assert in_servers_memory(got)
@@ -376,7 +377,7 @@ def test_over_tcp_an_array_that_fills_its_message_is_not_copied(cluster: Cluster
     size = GATHER_NBYTES // 4
     grads = {name: np.full(size, i, np.float32) for i, name in enumerate("abcdef")}
     with zmqps.connect(cluster.address, transport="tcp") as worker:
-        worker.init(grads, optimizer=zmqps.optim.sgd(1.0))
+        worker.init(grads, optimizer=zmqps.optim.sgd(1.0), mode="async")
         for turn in range(3):
             got = worker.push_pull(grads)
             for i, array in enumerate(got.values()):

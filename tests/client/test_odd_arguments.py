@@ -68,8 +68,9 @@ ALONE: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
 }
 #: A worker's methods, and good arguments for what has no default.
 METHODS: dict[str, dict[str, Any]] = {
-    "init": {"params": W, "optimizer": SGD}, "pull": {}, "push": {"grads": W}, "push_pull": {"grads": W},
-    "advance": {}, "barrier": {"name": "b"}, "status": {}, "gradient_buffers": {}, "close": {},
+    "init": {"params": W, "optimizer": SGD, "mode": "async"}, "pull": {}, "push": {"grads": W},
+    "push_pull": {"grads": W}, "advance": {}, "barrier": {"name": "b"}, "status": {},
+    "gradient_buffers": {}, "close": {},
 }  # fmt: skip
 #: Those that yield.
 LOOPS: dict[str, dict[str, Any]] = {"pull_each": {}, "ranges": {"num_examples": 10, "range_size": 5}}
@@ -126,7 +127,7 @@ def test_what_a_channel_cannot_carry_is_a_configuration_error(arrays: Any) -> No
 @pytest.fixture(scope="module")
 def worker() -> Iterator[zmqps.Worker]:
     with InProcessCluster() as cluster, zmqps.connect(cluster.address) as worker:
-        worker.init(W, optimizer=SGD)
+        worker.init(W, optimizer=SGD, mode="async")
         yield worker
 
 
@@ -219,4 +220,4 @@ def test_a_flag_is_true_or_false(worker: zmqps.Worker, name: str, argument: str,
 @pytest.mark.parametrize("argument", ["staleness", "replicas_to_aggregate", "workers", "retain"])
 def test_a_number_that_no_message_can_carry_is_refused_by_its_name(worker: zmqps.Worker, argument: str) -> None:
     with pytest.raises(ConfigurationError, match=argument.rpartition("_")[2]):
-        worker.init(W, optimizer=SGD, **{argument: 10**400})
+        worker.init(W, optimizer=SGD, mode="bounded" if argument == "staleness" else "async", **{argument: 10**400})

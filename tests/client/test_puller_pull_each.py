@@ -36,7 +36,7 @@ def cluster() -> Iterator[Cluster]:
 @pytest.fixture
 def worker(cluster: Cluster) -> Iterator[zmqps.Worker]:
     with zmqps.connect(cluster.address) as it:
-        it.init(VALUES, optimizer=zmqps.optim.sgd(1.0))
+        it.init(VALUES, optimizer=zmqps.optim.sgd(1.0), mode="async")
         yield it
 
 
@@ -75,7 +75,7 @@ def test_futures_of_all_come_at_once_and_are_all_resolved(worker: zmqps.Worker) 
 def test_it_can_be_awaited(cluster: Cluster) -> None:
     async def main() -> None:
         async with zmqps.aio.connect(cluster.address) as worker:
-            await worker.init(VALUES, optimizer=zmqps.optim.sgd(1.0))
+            await worker.init(VALUES, optimizer=zmqps.optim.sgd(1.0), mode="async")
             assert same([item async for item in worker.pull_each(["head", "norm"])], ["head", "norm"])
         with pytest.raises(ClosedError):
             async for _ in worker.pull_each():
@@ -120,7 +120,7 @@ def test_closing_the_worker_ends_the_wait(worker: zmqps.Worker) -> None:
 def test_a_version_that_is_gone_is_an_error_and_no_mixture() -> None:
     ones = {name: np.ones(size, np.float32) for name, size in SIZES.items()}
     with running(2, SLICE_NBYTES) as cluster, zmqps.connect(cluster.address) as worker:
-        worker.init(VALUES, optimizer=zmqps.optim.sgd(1.0), staleness=0, retain=1)
+        worker.init(VALUES, optimizer=zmqps.optim.sgd(1.0), mode="sync", retain=1)
         worker.push(ones)
         worker.push(ones)
         for name, value in worker.pull_each():

@@ -14,6 +14,7 @@ import pytest
 
 import zmqps
 from tests.inprocess import InProcessCluster
+from tests.modes import MODES
 from tests.team import PATIENCE, Team
 from zmqps import aio, optim
 from zmqps.errors import ConfigurationError, NonFiniteGradientError, OptimizerError, UnknownParameterError
@@ -25,7 +26,7 @@ FROZEN = optim.sgd(1.0, groups=[optim.group("embed.*", frozen=True)])
 
 @contextmanager
 def team(size: int = 2, optimizer: optim.OptimizerSpec = FROZEN, **options: Any) -> Iterator[Team]:
-    options = {"staleness": 0, **options}
+    options = {"mode": "sync", **options}
     with (
         InProcessCluster(servers=2, workers=size) as cluster,
         Team(cluster.address, size, START, optimizer=optimizer, **options) as team,
@@ -49,13 +50,13 @@ def all_pull(trio: Team) -> dict[str, float]:
     return {"version": pulled[0].version, **values(pulled[0])}
 
 
-@pytest.mark.parametrize("staleness", [0, 1])
-def test_a_push_without_the_frozen_ones_completes_the_step(staleness: int) -> None:
-    with team(staleness=staleness) as pair:
+@pytest.mark.parametrize("mode", ["sync", "bounded"])
+def test_a_push_without_the_frozen_ones_completes_the_step(mode: str) -> None:
+    with team(**MODES[mode]) as pair:
         for _ in range(3):  # a bounded worker whose steps did not count would be held here
             pair.all(lambda worker: worker.push_pull(of(1.0, "body", "head"), timeout=PATIENCE))
         read = pair.workers[0].pull(timeout=PATIENCE)
-        steps = 3.0 if staleness == 0 else 6.0
+        steps = 3.0 if mode == "sync" else 6.0
         assert values(read) == {"embed.w": 0.0, "embed.b": 0.0, "body": -steps, "head": -steps}
         assert pair.workers[0].statistics().clock == 3
 
@@ -75,9 +76,9 @@ def test_none_is_nothing_for_a_parameter_in_a_step() -> None:
             pair.workers[0].push({"haed": None})
 
 
-@pytest.mark.parametrize("staleness", [None, 0])
-def test_values_of_what_had_no_gradient_are_returned_by_a_push_pull(staleness: int | None) -> None:
-    with team(1, optim.sgd(1.0), staleness=staleness) as one:
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_values_of_what_had_no_gradient_are_returned_by_a_push_pull(mode: str) -> None:
+    with team(1, optim.sgd(1.0), **MODES[mode]) as one:
         [worker] = one.workers
         grads = {**of(1.0, "body", "head"), "embed.w": None, "embed.b": None}
         assert values(worker.push_pull(grads)) == {"body": -1.0, "head": -1.0, "embed.w": 0.0, "embed.b": 0.0}
@@ -145,7 +146,7 @@ def test_a_gradient_that_is_not_finite_is_refused_and_its_worker_skips_the_step(
 
 
 def test_a_bounded_worker_that_skips_holds_up_nobody() -> None:
-    with team(optimizer=optim.sgd(1.0), staleness=1) as pair:
+    with team(optimizer=optim.sgd(1.0), mode="bounded", staleness=1) as pair:
         for _ in range(4):
             pair.workers[1].skip(timeout=PATIENCE)
             pair.workers[0].push(of(1.0, *START), timeout=PATIENCE)
@@ -153,7 +154,7 @@ def test_a_bounded_worker_that_skips_holds_up_nobody() -> None:
 
 
 def test_nothing_happens_in_the_asynchronous_mode() -> None:
-    with team(1, optim.sgd(1.0), staleness=None) as one:
+    with team(1, optim.sgd(1.0), mode="async") as one:
         one.workers[0].skip()
         one.workers[0].advance()
         one.workers[0].push({}, step=True)
@@ -190,7 +191,7 @@ def test_who_reads_in_a_step_that_nothing_has_ended_is_warned_once(caplog: pytes
 def test_who_pushes_nothing_or_a_part_asynchronously_is_warned_once(
     names: list[str], said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with team(1, optim.sgd(1.0), staleness=None) as one, caplog.at_level(logging.WARNING, "zmqps"):
+    with team(1, optim.sgd(1.0), mode="async") as one, caplog.at_level(logging.WARNING, "zmqps"):
         [worker] = one.workers
         worker.push(of(1.0, "body"), step=False)
         worker.push(of(1.0, "body"), step=True)
@@ -213,14 +214,14 @@ def test_a_group_that_no_parameter_is_in_is_refused_before_the_job_begins() -> N
             (optim.group("[body]"), r"brackets make it match one character"),
         ):
             with pytest.raises(OptimizerError, match=text):
-                worker.init(START, optimizer=optim.sgd(1.0, groups=[group]))
-        worker.init(START, optimizer=optim.sgd(1.0, groups=[optim.group(names=["head"], frozen=True)]))
+                worker.init(START, optimizer=optim.sgd(1.0, groups=[group]), mode="async")
+        worker.init(START, optimizer=optim.sgd(1.0, groups=[optim.group(names=["head"], frozen=True)]), mode="async")
 
 
 def test_an_awaited_worker_skips_as_well() -> None:
     async def train(address: str) -> int:
         async with aio.connect(address) as worker:
-            await worker.init(START, optimizer=optim.sgd(1.0), staleness=0)
+            await worker.init(START, optimizer=optim.sgd(1.0), mode="sync")
             await worker.skip()
             return (await worker.pull()).version
 

@@ -27,7 +27,8 @@ def test_a_models_tensors_are_described_pushed_and_filled(dtype: str, device: st
     np.testing.assert_array_equal(flat[0], layer.weight.detach().float().cpu().numpy().reshape(-1))
     asked = Requests(
         Attached(
-            JobSpec(parameters=parameters, optimizer=sgd(1.0).to_wire()), Placement.balance(KeySpace(parameters), 1, 64)
+            JobSpec(parameters=parameters, optimizer=sgd(1.0).to_wire(), mode="async"),
+            Placement.balance(KeySpace(parameters), 1, 64),
         ),
         Handover(),
     )
@@ -51,7 +52,8 @@ def test_a_bfloat16_tensor_of_another_shape_is_refused() -> None:
     parameters, _ = describe({"w": torch.zeros(3, dtype=torch.bfloat16)}, Handover())
     asked = Requests(
         Attached(
-            JobSpec(parameters=parameters, optimizer=sgd(1.0).to_wire()), Placement.balance(KeySpace(parameters), 1, 64)
+            JobSpec(parameters=parameters, optimizer=sgd(1.0).to_wire(), mode="async"),
+            Placement.balance(KeySpace(parameters), 1, 64),
         ),
         Handover(),
     )

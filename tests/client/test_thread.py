@@ -18,7 +18,7 @@ PARAMS = {"w": np.zeros(4, np.float32)}
 @pytest.fixture(scope="module")
 def worker() -> Iterator[zmqps.Worker]:
     with InProcessCluster() as cluster, zmqps.connect(cluster.address) as worker:
-        worker.init(PARAMS, optimizer=zmqps.optim.sgd(1.0))
+        worker.init(PARAMS, optimizer=zmqps.optim.sgd(1.0), mode="async")
         yield worker
 
 

@@ -186,7 +186,7 @@ def test_a_signal_is_not_lost_where_the_turn_cannot_be_had(monkeypatch: pytest.M
 def worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[zmqps.Worker]:
     monkeypatch.setattr(turns, "REST_S", 2.0)
     with InProcessCluster() as cluster, zmqps.connect(cluster.address) as connected:
-        connected.init(PARAMS, optimizer=zmqps.optim.sgd(1.0))
+        connected.init(PARAMS, optimizer=zmqps.optim.sgd(1.0), mode="async")
         yield connected
 
 

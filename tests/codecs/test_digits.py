@@ -103,9 +103,7 @@ def test_the_whole_job_comes_within_one_point_of_raw(learn: Callable[..., float]
     [("twobit", 3), *(pytest.param(codec, 30, marks=pytest.mark.slow) for codec in CODECS)],
 )
 def test_the_example_learns_through_a_cluster(digits: Any, codec: str, passes: int, capsys) -> None:
-    options = argparse.Namespace(
-        passes=passes, batch=16, mode="sync", staleness=0, share=WORKERS, codec=codec, report=os.devnull
-    )
+    options = argparse.Namespace(passes=passes, batch=16, mode="sync", share=WORKERS, codec=codec, report=os.devnull)
     with ExitStack() as stack:
         cluster = stack.enter_context(running(2, 1 << 20, workers=WORKERS))
         workers = [stack.enter_context(zmqps.connect(cluster.address)) for _ in range(WORKERS)]

@@ -73,7 +73,9 @@ def test_it_is_used_like_ours_where_servers_have_it_too(package: Path, monkeypat
     monkeypatch.setenv("PYTHONPATH", f"{package}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     gradient = np.arange(1000, dtype=np.float32) % 100 + np.float32(0.25)  # which the codec does not keep
     with zmqps.LocalCluster(servers=2) as cluster, zmqps.connect(cluster.address) as worker:
-        worker.init({"w": np.zeros(1000, np.float32)}, optimizer=sgd(1.0), push_codec="whole", pull_codec="whole")
+        worker.init(
+            {"w": np.zeros(1000, np.float32)}, optimizer=sgd(1.0), mode="async", push_codec="whole", pull_codec="whole"
+        )
         expected, before = -np.floor(gradient), worker.statistics().bytes_sent
         np.testing.assert_array_equal(worker.push_pull({"w": gradient})["w"], expected)
         assert worker.statistics().bytes_sent - before == 1000, "a byte for each value"
@@ -84,12 +86,12 @@ def test_it_is_used_like_ours_where_servers_have_it_too(package: Path, monkeypat
 def test_a_server_that_lacks_it_refuses_the_job_and_says_what_to_install(package: Path) -> None:
     with zmqps.LocalCluster(servers=1) as cluster, zmqps.connect(cluster.address) as worker:
         with pytest.raises(CodecError, match=r"no codec 'whole' here; .*in group 'zmqps.codecs': install that package"):
-            worker.init({"w": np.zeros(1000, np.float32)}, optimizer=sgd(1.0), push_codec="whole")
+            worker.init({"w": np.zeros(1000, np.float32)}, optimizer=sgd(1.0), mode="async", push_codec="whole")
 
 
 def test_a_push_in_one_that_a_server_lacks_changes_nothing(package: Path) -> None:
     with zmqps.LocalCluster(servers=1) as cluster, zmqps.connect(cluster.address) as worker:
-        worker.init({"w": np.zeros(1000, np.float32)}, optimizer=sgd(1.0))
+        worker.init({"w": np.zeros(1000, np.float32)}, optimizer=sgd(1.0), mode="async")
         with pytest.raises(CodecError, match="no codec 'whole' here"):
             worker.push({"w": np.ones(1000, np.float32)}, codec="whole")
         assert not worker.pull()["w"].any()
@@ -98,4 +100,4 @@ def test_a_push_in_one_that_a_server_lacks_changes_nothing(package: Path) -> Non
 def test_a_worker_that_lacks_it_cannot_name_it() -> None:
     with zmqps.LocalCluster(servers=1) as cluster, zmqps.connect(cluster.address) as worker:
         with pytest.raises(ConfigurationError, match="no codec 'whole' here; known are raw, bf16"):
-            worker.init({"w": np.zeros(1000, np.float32)}, optimizer=sgd(1.0), push_codec="whole")
+            worker.init({"w": np.zeros(1000, np.float32)}, optimizer=sgd(1.0), mode="async", push_codec="whole")

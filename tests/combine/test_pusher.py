@@ -29,9 +29,9 @@ class Trainer:
     """A process of `trainer.py`."""
 
     def __init__(
-        self, address: str, name: str, *, combine: str = "host", staleness: str = "0", steps: int = 6, pause: int = -1
+        self, address: str, name: str, *, combine: str = "host", mode: str = "sync", steps: int = 6, pause: int = -1
     ) -> None:
-        command = [sys.executable, str(TRAINER), address, name, combine, staleness, str(steps), str(pause)]
+        command = [sys.executable, str(TRAINER), address, name, combine, mode, str(steps), str(pause)]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.rank = -1
 
@@ -103,9 +103,9 @@ def test_a_synchronous_run_gives_the_values_that_it_gives_without() -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("staleness", ["none", "1"])
-def test_workers_of_a_host_take_their_steps_together_in_the_other_modes(staleness: str) -> None:
-    with trainers(staleness=staleness) as combined:
+@pytest.mark.parametrize("mode", ["async", "bounded"])
+def test_workers_of_a_host_take_their_steps_together_in_the_other_modes(mode: str) -> None:
+    with trainers(mode=mode) as combined:
         for trainer in combined:
             trainer.go()
         results = [trainer.rest() for trainer in combined]
@@ -186,7 +186,7 @@ def test_what_counts_gradients_of_single_workers_is_refused() -> None:
     ):
         for options in ({"replicas_to_aggregate": 2}, {"deterministic": True, "workers": 1}):
             with pytest.raises(ConfigurationError, match="combine='host'"):
-                worker.init(start, optimizer=zmqps.optim.sgd(1.0), staleness=0, **options)
+                worker.init(start, optimizer=zmqps.optim.sgd(1.0), mode="sync", **options)
         with pytest.raises(ConfigurationError, match="observer"):
             zmqps.connect(cluster.address, combine="host", observer=True, timeout=allow(20))
     with pytest.raises(ConfigurationError, match="combine must be"):

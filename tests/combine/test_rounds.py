@@ -34,7 +34,7 @@ def cluster() -> Iterator[InProcessCluster]:
 
 def team(cluster: InProcessCluster, **options: Any) -> Team:
     """Return three workers that have found together."""
-    found = Team(cluster.address, 3, START, optimizer=zmqps.optim.sgd(1.0), **{"staleness": 0, **options})
+    found = Team(cluster.address, 3, START, optimizer=zmqps.optim.sgd(1.0), **{"mode": "sync", **options})
     found.all(lambda worker: worker.pull(timeout=PATIENCE))
     return found
 
@@ -89,7 +89,7 @@ def test_what_is_set_in_a_step_is_there_after_it(cluster: InProcessCluster) -> N
 
 
 def test_what_a_worker_sets_it_reads_back_in_the_asynchronous_mode(cluster: InProcessCluster) -> None:
-    workers = team(cluster, staleness=None)
+    workers = team(cluster, mode="async")
     one = workers.workers[2]
     for value in (3.0, 4.0):
         one.set({"b": np.full(3, value, np.float32)}, timeout=PATIENCE)

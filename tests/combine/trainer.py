@@ -1,4 +1,4 @@
-"""A worker of a host group as a process: ``trainer.py ADDRESS NAME COMBINE STALENESS STEPS PAUSE``.
+"""A worker of a host group as a process: ``trainer.py ADDRESS NAME COMBINE MODE STEPS PAUSE``.
 
 It says ``joined RANK`` when it has read its first values, and waits for a line; then ``step N VERSION`` after each
 step, and ``error CLASS TEXT`` where one fails, after which it goes on. After the step PAUSE it waits for another line.
@@ -23,11 +23,10 @@ def gradient(rank: int, step: int) -> np.ndarray:
     return np.random.default_rng([rank, step]).integers(-MOST, MOST, SIZE).astype(np.float32)
 
 
-def main(address: str, name: str, combine: str, staleness: str, steps: str, pause: str) -> None:
+def main(address: str, name: str, combine: str, mode: str, steps: str, pause: str) -> None:
     worker = zmqps.connect(address, name=name, combine=combine, timeout=30)
     start = {"w": np.zeros(SIZE, np.float32), "b": np.zeros(3, np.float32)}
-    bound = None if staleness == "none" else int(staleness)
-    worker.init(start, optimizer=zmqps.optim.sgd(0.5), staleness=bound)
+    worker.init(start, optimizer=zmqps.optim.sgd(0.5), mode=mode, staleness=1 if mode == "bounded" else None)
     params = worker.pull()
     print("joined", worker.rank, flush=True)
     sys.stdin.readline()

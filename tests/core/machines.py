@@ -66,9 +66,9 @@ def peer(name: str) -> Peer:
     return b"@" + name.encode()
 
 
-def job(*names: str, learning_rate: float = 1.0, size: int = 8, **options: Any) -> JobSpec:
+def job(*names: str, learning_rate: float = 1.0, size: int = 8, mode: str = "async", **options: Any) -> JobSpec:
     parameters = tuple(Parameter(name, (size,), "float32") for name in names or ("w", "b"))
-    return JobSpec(parameters=parameters, optimizer=sgd(learning_rate).to_wire(), **options)
+    return JobSpec(parameters=parameters, optimizer=sgd(learning_rate).to_wire(), mode=mode, **options)
 
 
 def placement(spec: JobSpec, shards: int = 1, slice_nbytes: int = 32) -> Placement:

@@ -33,6 +33,7 @@ JOB = {
         "clip_value": None,
         "groups": [],
     },
+    "mode": "async",
     "staleness": None,
     "nonfinite": "reject",
     "aggregate": None,

@@ -111,7 +111,7 @@ def scraped(tmp_path: Path) -> Iterator[str]:
                 worker.log({"loss": 0.5})
                 over.wait(0.02)
 
-        with Team(cluster.address, 2, PARAMS, optimizer=zmqps.optim.sgd(0.1), workers=2) as team:
+        with Team(cluster.address, 2, PARAMS, optimizer=zmqps.optim.sgd(0.1), mode="async", workers=2) as team:
             thread = threading.Thread(target=team.all, args=(train,))
             thread.start()
             try:

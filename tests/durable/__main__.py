@@ -16,7 +16,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.durable", description=__doc__)
     faults = "; ".join(f"{name}, {str(do.__doc__).rstrip('.').lower()}" for name, do in FAULTS.items())
     parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--mode", default="async sync", help="async, ssp, sync or several, one after the other")
+    parser.add_argument("--mode", default="async sync", help="async, bounded, sync or several, one after the other")
     parser.add_argument("--faults", default="server drain scale freeze", help=f"what happens in turn, of: {faults}")
     parser.add_argument("--servers", type=int, default=3)
     parser.add_argument("--workers", type=int, default=4)

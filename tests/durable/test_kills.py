@@ -74,7 +74,7 @@ def cases(replicas: int) -> list[Any]:
     """Return the matrix; every mode and every phase is among what runs each time, the rest among the long tests."""
     found = []
     for r, role in enumerate(("coordinator", "server-0")):
-        for m, mode in enumerate(("async", "ssp", "sync")):
+        for m, mode in enumerate(("async", "bounded", "sync")):
             for p, phase in enumerate(PHASES):
                 mark = pytest.mark.processes if (m + p + r) % 4 == 0 else pytest.mark.slow
                 found.append(
@@ -96,7 +96,7 @@ def test_with_copies_nothing_is_lost(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["async", "ssp", "sync"])
+@pytest.mark.parametrize("mode", ["async", "bounded", "sync"])
 def test_without_copies_a_lost_server_ends_its_job_at_once_and_the_next_one_trains(mode: str, tmp_path: Path) -> None:
     with Nodes(tmp_path, 2, slice_nbytes=SLICE_NBYTES, **HEARTBEAT) as nodes:
         scene = Scene(nodes, mode, "server-0")

@@ -8,7 +8,7 @@ import pytest
 
 from tests.durable.soak import soak
 
-MODES = ("async", "ssp", "sync")
+MODES = ("async", "bounded", "sync")
 
 
 def mostly_slow(mode: str) -> list[object]:
@@ -16,7 +16,7 @@ def mostly_slow(mode: str) -> list[object]:
     return [pytest.param(name, marks=pytest.mark.processes if name == mode else pytest.mark.slow) for name in MODES]
 
 
-@pytest.mark.parametrize("mode", mostly_slow("ssp"))
+@pytest.mark.parametrize("mode", mostly_slow("bounded"))
 def test_servers_that_are_killed_one_after_the_other_cost_nothing(mode: str, tmp_path: Path) -> None:
     out = soak(mode, 0.0, tmp_path, workers=2, least=3)
     assert not out.broken

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 
 import zmqps
+from tests.modes import MODES
 from tests.pace import allow
 
 #: Elements of each parameter: together some slices for each server.
@@ -30,7 +30,6 @@ SHARED, OWN = (2, 4, 3, 3), 6
 MEAN = 3
 #: Seconds that any step may take before the training counts as broken.
 PATIENCE = allow(60.0)
-STALENESS: Mapping[str, int | None] = {"async": None, "ssp": 3, "sync": 0}
 
 
 def row_ids(number: int) -> np.ndarray:
@@ -82,7 +81,7 @@ class Training:
         worker.init(
             {name: np.zeros(SIZE, np.float32) for name in names}, optimizer=zmqps.optim.sgd(1.0),
             tables={"rows": zmqps.table(DIM, optimizer=zmqps.optim.sgd(1.0))},
-            staleness=STALENESS[self._mode], workers=workers, timeout=PATIENCE, **self._options,
+            **MODES[self._mode], workers=workers, timeout=PATIENCE, **self._options,
         )  # fmt: skip
         table, own, shared = worker.table("rows"), row_ids(index), row_ids(workers)
         ids = np.concatenate([own, shared])

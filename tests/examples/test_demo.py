@@ -62,7 +62,8 @@ def first_worker_that_pushed(process: subprocess.Popen[str]) -> dict[str, Any]:
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    ("mode", "staleness"), [("async", None), pytest.param("sync", 0, marks=LONG), pytest.param("ssp", 2, marks=LONG)]
+    ("mode", "staleness"),
+    [("async", None), pytest.param("sync", None, marks=LONG), pytest.param("bounded", 2, marks=LONG)],
 )
 def test_the_demo_learns_the_digits_and_leaves_summary_and_plots(
     mode: str, staleness: int | None, tmp_path: Path

@@ -45,7 +45,7 @@ def train(
     def run(number: int) -> None:
         with zmqps.connect(cluster.address) as worker:
             optimizer = zmqps.optim.sgd(0.05, momentum=0.9)
-            worker.init(digits.initial_params(), optimizer=optimizer, staleness=0)
+            worker.init(digits.initial_params(), optimizer=optimizer, mode="sync")
             work(worker, number)
 
     with (

@@ -105,7 +105,9 @@ def test_data_that_cannot_be_had_is_said_with_what_to_do(tmp_path: Path, monkeyp
 
 def test_a_cache_takes_bytes_away_and_learns_as_well() -> None:
     def train(*more: str) -> tuple[float, int]:
-        args = recommend.parser().parse_args(["--model", "clicks", "--examples", "6000", "--batch", "64", *more])
+        args = recommend.parser().parse_args(
+            ["--model", "clicks", "--mode", "async", "--examples", "6000", "--batch", "64", *more]
+        )
         model = recommend.Clicks(args)
         with InProcessCluster() as cluster, zmqps.connect(cluster.address, timeout=PATIENCE) as worker:
             recommend.train(worker, model, args)

@@ -15,7 +15,7 @@ from zmqps.optim import sgd
 
 
 def test_one_worker_on_a_parabola_is_gradient_descent() -> None:
-    curve = Run(label="", optimizer=sgd(0.5), problem=Parabola(2.0), workers=1, updates=4, every=1).run()
+    curve = Run(label="", optimizer=sgd(0.5), problem=Parabola(2.0), workers=1, mode="async", updates=4, every=1).run()
     assert curve.updates == [0, 1, 2, 3]
     assert curve.loss == [(2.0 * 0.5**k) ** 2 / 2 for k in range(4)]
     assert curve.staleness == {0: 4}
@@ -23,7 +23,7 @@ def test_one_worker_on_a_parabola_is_gradient_descent() -> None:
 
 
 def test_synchronous_workers_wait_for_the_slowest_and_asynchronous_ones_do_not() -> None:
-    def pushes(staleness: int | None) -> int:
+    def pushes(mode: str) -> int:
         speed = one_slower(4.0)
         return (
             Run(
@@ -31,7 +31,7 @@ def test_synchronous_workers_wait_for_the_slowest_and_asynchronous_ones_do_not()
                 optimizer=sgd(0.1),
                 problem=Parabola(),
                 workers=4,
-                staleness=staleness,
+                mode=mode,
                 speed=speed,
                 seconds=1.0,
             )
@@ -40,13 +40,15 @@ def test_synchronous_workers_wait_for_the_slowest_and_asynchronous_ones_do_not()
         )
 
     steps = 1.0 / (4 * COMPUTE_S)
-    assert pushes(0) == pytest.approx(4 * steps, rel=0.2)
-    assert pushes(None) == pytest.approx((1 + 3 * 4) * steps, rel=0.2)
+    assert pushes("sync") == pytest.approx(4 * steps, rel=0.2)
+    assert pushes("async") == pytest.approx((1 + 3 * 4) * steps, rel=0.2)
 
 
 def test_a_run_gives_the_same_figures_every_time() -> None:
     runs = [
-        Run(label="", optimizer=sgd(0.1), problem=Parabola(), treatment=stale.drop(2), updates=30).run().to_json()
+        Run(label="", optimizer=sgd(0.1), problem=Parabola(), mode="async", treatment=stale.drop(2), updates=30)
+        .run()
+        .to_json()
         for _ in range(2)
     ]
     assert runs[0] == runs[1]
@@ -54,7 +56,7 @@ def test_a_run_gives_the_same_figures_every_time() -> None:
 
 
 def test_two_workers_push_past_the_minimum() -> None:
-    first, second, third = train(0.9, 2, None, 3)
+    first, second, third = train(0.9, 2, 3)
     assert first["after"] == pytest.approx(0.2)
     assert (second["read"], second["after"]) == (2.0, pytest.approx(-1.6))
     assert third["read"] == pytest.approx(0.2)

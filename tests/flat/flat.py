@@ -165,7 +165,9 @@ class Cluster:
 def job(cluster: Cluster, number: int) -> None:
     """Train a job of its own from its begin to its end."""
     with cluster.connect(job=f"job-{number}") as worker:
-        worker.init({"w": np.zeros(SIZE, np.float32)}, optimizer=zmqps.optim.adam(0.1), staleness=(None, 0)[number % 2])
+        worker.init(
+            {"w": np.zeros(SIZE, np.float32)}, optimizer=zmqps.optim.adam(0.1), mode=("async", "sync")[number % 2]
+        )
         for _ in range(3):
             worker.push({"w": np.ones(SIZE, np.float32)})
         worker.pull()
@@ -251,7 +253,11 @@ def flat(
     looks = {max(1, rounds // 5), (rounds + rounds // 5) // 2, rounds}
     with contextlib.closing(cluster), cluster.connect(job="resident") as trainer:
         endpoints = cluster.endpoints()
-        trainer.init({"w": np.zeros(SIZE, np.float32), "b": np.zeros(64, np.float32)}, optimizer=zmqps.optim.adam(0.1))
+        trainer.init(
+            {"w": np.zeros(SIZE, np.float32), "b": np.zeros(64, np.float32)},
+            optimizer=zmqps.optim.adam(0.1),
+            mode="async",
+        )
         with cluster.connect(job="resident", observer=True) as observer:
             for number in range(1, rounds + 1):
                 began = time.monotonic()

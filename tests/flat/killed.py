@@ -19,7 +19,7 @@ def main(address: str, keys: str, number: str) -> None:
     ]
     workers = there[::2]
     for worker in workers:
-        worker.init({"w": np.zeros(4096, np.float32)}, optimizer=zmqps.optim.adam(0.1))
+        worker.init({"w": np.zeros(4096, np.float32)}, optimizer=zmqps.optim.adam(0.1), mode="async")
     for worker in workers:
         worker.push_async({"w": np.ones(4096, np.float32)})
     os.kill(os.getpid(), signal.SIGKILL)

@@ -130,7 +130,7 @@ def main() -> None:
         loop = Loop(worker, a.index, a.workers, a.patience, is_sync=a.mode == "sync")
         worker.init(
             {name: np.zeros(SIZE, np.float32) for name in loop.names}, optimizer=zmqps.optim.sgd(1.0),
-            staleness=0 if loop.is_sync else None, workers=a.workers, timeout=a.patience,
+            mode="sync" if loop.is_sync else "async", workers=a.workers, timeout=a.patience,
         )  # fmt: skip
         loop.run(stop, a.pause)
         loop.end()

@@ -36,7 +36,7 @@ ANYWHERE = "tcp://127.0.0.1:0"
 #: Incarnations that fuzzed messages use: few, so that members are met again.
 INCARNATIONS = [bytes([i]) * 16 for i in range(4)]
 PARAMETERS = (Parameter("w", (6, 5), "float32"), Parameter("b", (4,), "float64"), Parameter("c", (3,), "float32"))
-JOB = JobSpec(parameters=PARAMETERS, optimizer=sgd(0.5).to_wire())
+JOB = JobSpec(parameters=PARAMETERS, optimizer=sgd(0.5).to_wire(), mode="async")
 PLACEMENT = Placement.balance(KeySpace(PARAMETERS), 1, 64)
 EPOCH = 1
 KEY = b"the key of shard"

@@ -176,7 +176,7 @@ def _file(name: str, parse: Callable[[Path], object], *good: bytes, **options: A
     return Parser(feed=feed, good=lambda: list(good), **options)
 
 
-SPEC = job(Parameter("w", (4, 3), "float32"), Parameter("b", (3,), "float16"), staleness=2)
+SPEC = job(Parameter("w", (4, 3), "float32"), Parameter("b", (3,), "float16"), mode="bounded", staleness=2)
 TABLE = spec_of("items", expire_steps=5)
 
 

@@ -198,7 +198,7 @@ def train_and_fuzz(cluster: Cluster, count: int) -> None:
         Member(coordinator) as member,
         Member(coordinator) as twice,
     ):
-        worker.init(PARAMETERS, optimizer=zmqps.optim.sgd(0.5), timeout=allow(30.0))
+        worker.init(PARAMETERS, optimizer=zmqps.optim.sgd(0.5), mode="async", timeout=allow(30.0))
         worker.push({"b": np.ones(4)})
         member.take_job()
         twice.take_job()
@@ -269,7 +269,7 @@ def test_raw_tcp_clients_do_not_disturb_a_live_cluster(cluster: Cluster) -> None
     rng = random.Random(0)
     speeches = [*SPEECHES.values(), *(rng.randbytes(rng.randint(1, 300)) for _ in range(40))]
     with zmqps.connect(coordinator, timeout=allow(30.0)) as worker:
-        worker.init(PARAMETERS, optimizer=zmqps.optim.sgd(0.5), timeout=allow(30.0))
+        worker.init(PARAMETERS, optimizer=zmqps.optim.sgd(0.5), mode="async", timeout=allow(30.0))
         before = cluster.snapshot()
         open_ones = []
         try:
@@ -306,7 +306,7 @@ def test_a_frame_beyond_the_limit_costs_its_sender_the_connection(cluster: Clust
 def test_a_peer_that_never_reads_does_not_stop_the_others(cluster: Cluster) -> None:
     coordinator, server = cluster.endpoints
     with zmqps.connect(coordinator, timeout=allow(30.0)) as worker:
-        worker.init(PARAMETERS, optimizer=zmqps.optim.sgd(0.5), timeout=allow(30.0))
+        worker.init(PARAMETERS, optimizer=zmqps.optim.sgd(0.5), mode="async", timeout=allow(30.0))
         with fuzzer(server, b"deaf") as deaf, Member(coordinator) as member:
             deaf.send_multipart(encode(member.hello(0)))
             for i in range(3000):

@@ -30,7 +30,7 @@ SHAPES = st.lists(st.integers(0, 4), max_size=3).map(tuple)
 
 def requests(dim: int, shards: int) -> RowRequests:
     table = TableSpec(name="items", dim=dim, optimizer=SGD, initial=Initial("zeros").to_wire())
-    job = JobSpec(parameters=(), optimizer=SGD, tables=(table,))
+    job = JobSpec(parameters=(), optimizer=SGD, mode="async", tables=(table,))
     return Requests(Attached(job, Placement.balance(KeySpace.of(job), shards)), Handover()).table("items")
 
 

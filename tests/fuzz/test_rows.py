@@ -44,10 +44,10 @@ TABLES = (
 )  # fmt: skip
 
 
-def server_of(staleness: int | None, nonfinite: str = "reject") -> tuple[ServerKernel, int]:
+def server_of(mode: str, nonfinite: str = "reject") -> tuple[ServerKernel, int]:
     """Return a server with tables to which a worker is connected, and the number of the first one."""
     job = JobSpec(
-        parameters=PARAMETERS, optimizer=optim.sgd(0.5).to_wire(), staleness=staleness, nonfinite=nonfinite,
+        parameters=PARAMETERS, optimizer=optim.sgd(0.5).to_wire(), mode=mode, nonfinite=nonfinite,
         tables=TABLES,
     )  # fmt: skip
     placement = Placement.balance(KeySpace.of(job), 1, 64)
@@ -152,7 +152,7 @@ def expected_nbytes(message: Message, first: int) -> int | None:
     return message.count * TABLES[message.index - first].nbytes if isinstance(message, PullRows) else None
 
 
-def check(staleness: int | None, first: int, machine: ServerKernel, messages: Sequence[Message]) -> None:
+def check(mode: str, first: int, machine: ServerKernel, messages: Sequence[Message]) -> None:
     now, step = 1.0, 0
     for message in messages:
         now += 1.0
@@ -184,7 +184,7 @@ def check(staleness: int | None, first: int, machine: ServerKernel, messages: Se
             changed = message.index - first
             same = [number for number in range(len(TABLES)) if number != changed]
             assert [after.rows[number] for number in same] == [before.rows[number] for number in same]
-            assert staleness is None or after.rows == before.rows, "nothing is applied before the commit"
+            assert mode == "async" or after.rows == before.rows, "nothing is applied before the commit"
         if isinstance(answer, Values) and (nbytes := expected_nbytes(message, first)) is not None:
             got = sum(memoryview(buffer).nbytes for buffer in answer.payload)
             assert got == nbytes or answer.codec != "raw"
@@ -192,7 +192,7 @@ def check(staleness: int | None, first: int, machine: ServerKernel, messages: Se
             assert sum(memoryview(buffer).nbytes for buffer in answer.payload) >= 8 * len(SCANNED)
 
 
-FIRST = server_of(None)[1]
+FIRST = server_of("async")[1]
 COMMITS = st.builds(Commit, st.just(EPOCH), st.just(0), st.lists(st.integers(0, 3), max_size=3, unique=True).map(
     lambda attempts: ((WHO, tuple(attempts)),) if attempts else ()
 ))  # fmt: skip
@@ -204,34 +204,34 @@ STEPS = st.lists(pushes(FIRST) | pushes(FIRST) | pulls(FIRST) | COMMITS, min_siz
 @given(data=st.data())
 @settings(max_examples=60)
 def test_a_server_answers_whatever_is_said_of_rows(data: st.DataObject, nonfinite: str) -> None:
-    machine, first = server_of(None, nonfinite)
-    check(None, first, machine, data.draw(SAID))
+    machine, first = server_of("async", nonfinite)
+    check("async", first, machine, data.draw(SAID))
 
 
 @given(STEPS)
 @settings(max_examples=60)
 def test_a_synchronous_server_does(messages: list[Message]) -> None:
-    machine, first = server_of(0)
-    check(0, first, machine, messages)
+    machine, first = server_of("sync")
+    check("sync", first, machine, messages)
 
 
 @pytest.mark.slow
 @given(SAID)
 @settings(max_examples=1000)
 def test_a_server_answers_for_long(messages: list[Message]) -> None:
-    machine, first = server_of(None)
-    check(None, first, machine, messages)
+    machine, first = server_of("async")
+    check("async", first, machine, messages)
 
 
 @pytest.mark.slow
 @given(STEPS)
 @settings(max_examples=1000)
 def test_a_synchronous_server_does_for_long(messages: list[Message]) -> None:
-    machine, first = server_of(0)
-    check(0, first, machine, messages)
+    machine, first = server_of("sync")
+    check("sync", first, machine, messages)
 
 
-@pytest.mark.parametrize("staleness", [None, 0])
+@pytest.mark.parametrize("mode", ["async", "sync"])
 @pytest.mark.parametrize("codec", ["raw", "bf16", "fp16"])
 @given(
     st.lists(st.sampled_from(POOL.tolist()), min_size=1, max_size=7, unique=True),
@@ -240,9 +240,9 @@ def test_a_synchronous_server_does_for_long(messages: list[Message]) -> None:
 )
 @settings(max_examples=15)
 def test_rows_of_a_peer_that_does_not_look_itself_are_refused_with_id_and_worker(
-    staleness: int | None, codec: str, ids: list[int], wrong: float, data: st.DataObject
+    mode: str, codec: str, ids: list[int], wrong: float, data: st.DataObject
 ) -> None:
-    machine, first = server_of(staleness)
+    machine, first = server_of(mode)
     values, bad = np.ones((len(ids), 300), np.float32), data.draw(st.integers(0, len(ids) - 1))
     values[bad, data.draw(st.integers(0, 299))] = wrong
     blobs = [values.tobytes()]

@@ -35,7 +35,7 @@ class Bench:
 
     def __init__(self, device: Device, nonfinite: str = "reject") -> None:
         parameters = tuple(Parameter(name, shape, "float32") for name, shape in SHAPES.items())
-        job = JobSpec(parameters=parameters, optimizer=sgd(1.0).to_wire(), staleness=None, nonfinite=nonfinite)
+        job = JobSpec(parameters=parameters, optimizer=sgd(1.0).to_wire(), mode="async", nonfinite=nonfinite)
         self.device = device
         self.cargoes = plan(Placement.balance(KeySpace(parameters), 2, SLICE_NBYTES))
         self.handover = Handover(lambda _: device)
@@ -156,7 +156,7 @@ def test_tensors_and_arrays_train_alike(monkeypatch: pytest.MonkeyPatch) -> None
         zmqps.LocalCluster(servers=2, kernels="numpy", slice_nbytes=8192) as cluster,
         zmqps.connect(cluster.address) as worker,
     ):
-        worker.init({"a": start, "b": start}, optimizer=sgd(1.0), push_codec=codecs.topk(0.1))
+        worker.init({"a": start, "b": start}, optimizer=sgd(1.0), mode="async", push_codec=codecs.topk(0.1))
         for step in range(4):
             gradient = np.random.default_rng(step).standard_normal(5000).astype("f4")
             worker.push({"a": gradient})

@@ -49,7 +49,7 @@ def wait_for_blocks(way: Handover) -> None:
 
 def requests(way: Handover, **shapes: tuple[int, ...]) -> Requests:
     parameters = tuple(Parameter(name, shape, "float32") for name, shape in shapes.items())
-    job = JobSpec(parameters=parameters, optimizer=sgd(1.0).to_wire())
+    job = JobSpec(parameters=parameters, optimizer=sgd(1.0).to_wire(), mode="async")
     return Requests(Attached(job, Placement.balance(KeySpace(parameters), 1, 64)), way)
 
 
@@ -259,7 +259,7 @@ def test_a_worker_trains_tensors_and_outlives_a_device_that_fails(monkeypatch: p
     monkeypatch.setattr("zmqps.client.puller.Handover", lambda: handover(device))
     shape = 256, 1000  # a multiple of the alignment, so that nothing but arrays counts below
     with zmqps.LocalCluster(kernels="numpy") as cluster, zmqps.connect(cluster.address) as worker:
-        worker.init({"w": Tensor(values(*shape))}, optimizer=zmqps.optim.sgd(0.5))
+        worker.init({"w": Tensor(values(*shape))}, optimizer=zmqps.optim.sgd(0.5), mode="async")
         out = Tensor(np.zeros(shape, "f4"))
         for step in range(1, 4):
             wait_for_blocks(worker._handover)

@@ -13,6 +13,7 @@ import zmqps
 from tests.checkpoint.tables.test_rows import Servers, job_of, spec_of
 from tests.devices import NewDevice, on_every_device_and_as_written, on_host
 from tests.inprocess import InProcessCluster
+from tests.modes import MODES
 from tests.optim.test_rows import ROW_SPECS
 from zmqps import initial, optim
 from zmqps.checkpoint import open_checkpoint
@@ -56,7 +57,7 @@ def table(memory: DeviceMemory | None, spec: Any, available_nbytes: int = 1 << 1
     """Return a table on a device, or in this host's memory."""
     options.setdefault("initial", Initial("normal", 0.0, 0.1, 3).to_wire())
     rows = TableSpec(name="items", dim=DIM, optimizer=spec.to_wire(), **options)
-    job = JobSpec(parameters=(), optimizer=optim.sgd(1.0).to_wire(), tables=(rows,))
+    job = JobSpec(parameters=(), optimizer=optim.sgd(1.0).to_wire(), mode="async", tables=(rows,))
     made = make_rows(
         job, Placement.balance(KeySpace.of(job), 1, 4096), 0, lambda one: row_kernel(CONFIG, job, one, memory),
         available_nbytes=available_nbytes, secret=7, store_of=RowStore if memory is None else memory.rows,
@@ -325,7 +326,7 @@ def test_a_checkpoint_of_a_device_is_restored_anywhere(
 # --- on servers ------------------------------------------------------------------------------------
 
 
-def trained(staleness: int | None, device: Device | None = None) -> dict[str, np.ndarray]:
+def trained(mode: str, device: Device | None = None) -> dict[str, np.ndarray]:
     """Train tables on two servers; return all that was read."""
     rng, found = np.random.default_rng(0), dict[str, np.ndarray]()
     tables = {
@@ -336,7 +337,7 @@ def trained(staleness: int | None, device: Device | None = None) -> dict[str, np
     }
     options: dict[str, Any] = {"servers": 2, "workers": 1, "slice_nbytes": 16 << 10, "once": True}
     with InProcessCluster(device=device, **options) as cluster, zmqps.connect(cluster.address) as worker:
-        worker.init({"w": np.zeros(9, np.float32)}, optimizer=optim.sgd(0.1), tables=tables, staleness=staleness)
+        worker.init({"w": np.zeros(9, np.float32)}, optimizer=optim.sgd(0.1), tables=tables, **MODES[mode])
         items, words = worker.table("items"), worker.table("words")
         words.load(np.arange(40), rng.standard_normal((40, 3)).astype(np.float32))
         for step in range(4):
@@ -358,14 +359,12 @@ def trained(staleness: int | None, device: Device | None = None) -> dict[str, np
 
 
 @on_every_device_and_as_written
-@pytest.mark.parametrize("staleness", [None, 0])
-def test_a_job_trains_as_on_processors(
-    staleness: int | None, new_device: NewDevice, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_a_job_trains_as_on_processors(mode: str, new_device: NewDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunks, "CHUNK_NBYTES", 4 << 20)  # a device has more memory here than small ones are made for
-    expected = trained(staleness)
+    expected = trained(mode)
     device = new_device()
-    found = trained(staleness, device)
+    found = trained(mode, device)
     assert expected.keys() == found.keys()
     for name, rows in expected.items():
         if isinstance(device, HostDevice):

@@ -39,8 +39,8 @@ SPEC = sgd(0.1, momentum=0.9, groups=[group("frozen", frozen=True), group("b", l
 COMPENSATE = {"name": "compensate", "lambda": 0.04}
 
 
-def job(**options: Any) -> JobSpec:
-    return JobSpec(parameters=PARAMETERS, optimizer=SPEC.to_wire(), **options)
+def job(mode: str = "async", **options: Any) -> JobSpec:
+    return JobSpec(parameters=PARAMETERS, optimizer=SPEC.to_wire(), mode=mode, **options)
 
 
 def placement(slice_nbytes: int = 256) -> Placement:
@@ -120,7 +120,7 @@ def test_pushes_of_whole_slices_and_of_some_parameters_change_the_same(new_devic
 @on_every_device
 @pytest.mark.parametrize("retain", [0, 2])
 def test_synchronous_steps_change_the_same_and_old_versions_stay(new_device: NewDevice, retain: int) -> None:
-    pair = Pair(new_device(), job(staleness=0, retain=retain))
+    pair = Pair(new_device(), job(mode="sync", retain=retain))
     indices = range(len(pair.host.slices))
     workers = [b"a" * 16, b"b" * 16, b"c" * 16]
     for step in range(4):
@@ -259,7 +259,7 @@ def test_a_block_is_free_when_the_last_view_of_it_has_gone(new_device: NewDevice
 
 
 def test_a_device_that_is_too_small_says_what_the_shard_needs() -> None:
-    spec, where = job(staleness=0, retain=1), placement()
+    spec, where = job(mode="sync", retain=1), placement()
     required = device_nbytes(where, 0, 1, spec, 3)
     values = 4 * 135 + 8 * 77
     staging = 24 * 256
@@ -273,7 +273,7 @@ def test_a_device_that_is_too_small_says_what_the_shard_needs() -> None:
 
 
 def test_a_device_that_is_just_large_enough_trains_without_more() -> None:
-    spec, where = job(staleness=0, retain=1), placement()
+    spec, where = job(mode="sync", retain=1), placement()
     device = HostDevice(sum(device_nbytes(where, 0, 1, spec, 1).values()) + 512 * INBOUND_SLOTS)
     pair = Pair(device, spec)
     for step in range(3):
@@ -439,7 +439,7 @@ class DeviceServer(Server):
 
 @on_every_device
 def test_a_worker_trains_on_a_server_with_a_device(new_device: NewDevice) -> None:
-    spec = JobSpec(parameters=(Parameter("v", (1024,), "float32"),), optimizer=adam(0.1).to_wire())
+    spec = JobSpec(parameters=(Parameter("v", (1024,), "float32"),), optimizer=adam(0.1).to_wire(), mode="async")
     where = Placement.balance(KeySpace(spec.parameters), 1, 4096)
     server = DeviceServer(new_device())
     server.take(COORDINATOR, assign(spec, where))

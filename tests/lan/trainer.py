@@ -19,7 +19,7 @@ def train(worker: zmqps.Worker, options: argparse.Namespace) -> None:
     worker.init(
         {options.parameter: np.zeros(size, np.float32)},
         optimizer=zmqps.optim.sgd(learning_rate=1.0),
-        staleness=options.staleness,
+        mode=options.mode,
         **options.patience,
     )
     gradients = {options.parameter: np.full(size, -1.0, np.float32)}
@@ -53,7 +53,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=0.0, help="train for so long, in place of --steps")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds between steps")
-    parser.add_argument("--staleness", type=int, default=None)
+    parser.add_argument("--mode", default="async")
     parser.add_argument("--timeout", type=float, default=None)
     parser.add_argument("--pull", action=argparse.BooleanOptionalAction, default=True)
     options = parser.parse_args()

@@ -40,7 +40,7 @@ def test_a_worker_trains_on_it() -> None:
         pids = list(cluster.pids.values())
         assert len(pids) == 3
         with zmqps.connect(cluster.address) as worker:
-            worker.init({"w": np.ones((3, 2), np.float32)}, optimizer=zmqps.optim.sgd(learning_rate=0.5))
+            worker.init({"w": np.ones((3, 2), np.float32)}, optimizer=zmqps.optim.sgd(learning_rate=0.5), mode="async")
             worker.push({"w": np.ones((3, 2), np.float32)})
             np.testing.assert_array_equal(worker.pull()["w"], np.full((3, 2), 0.5, np.float32))
             status = cluster.status()
@@ -62,7 +62,7 @@ def few_descriptors() -> Iterator[None]:
 @pytest.mark.usefixtures("few_descriptors")
 def test_with_few_descriptors_its_servers_are_reached_over_tcp_alone() -> None:
     with zmqps.LocalCluster() as cluster, zmqps.connect(cluster.address) as worker:
-        worker.init({"w": np.ones(3, np.float32)}, optimizer=zmqps.optim.sgd(learning_rate=0.5))
+        worker.init({"w": np.ones(3, np.float32)}, optimizer=zmqps.optim.sgd(learning_rate=0.5), mode="async")
         worker.push({"w": np.ones(3, np.float32)})
         assert np.array_equal(worker.pull()["w"], np.full(3, 0.5, np.float32))
 

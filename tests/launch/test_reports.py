@@ -151,7 +151,7 @@ def test_a_server_of_a_local_cluster_that_is_killed_is_replaced_at_once() -> Non
         zmqps.LocalCluster(servers=2, replicas=1, heartbeat_timeout=1000.0) as cluster,
         zmqps.connect(cluster.address, timeout=PATIENCE) as worker,
     ):
-        worker.init({"w": np.zeros(64, np.float32)}, optimizer=zmqps.optim.sgd(learning_rate=1.0))
+        worker.init({"w": np.zeros(64, np.float32)}, optimizer=zmqps.optim.sgd(learning_rate=1.0), mode="async")
         worker.push({"w": np.ones(64, np.float32)})
         os.kill(cluster.pids["server-1"], signal.SIGKILL)
         worker.push({"w": np.ones(64, np.float32)}, timeout=PATIENCE)

@@ -106,7 +106,7 @@ def train(team: Team) -> None:
 def train_rows(worker: zmqps.Worker) -> None:
     """Let a table refuse rows, and let others expire."""
     table = zmqps.table(64, optimizer=zmqps.optim.sgd(1.0), capacity_nbytes=1 << 20, expire_steps=1)
-    worker.init({}, tables={"users": table}, timeout=PATIENCE)
+    worker.init({}, tables={"users": table}, mode="async", timeout=PATIENCE)
     users = worker.table("users", timeout=PATIENCE)
     for step in range(4):
         ids = np.arange(100) + 100 * step
@@ -124,7 +124,7 @@ def test_a_running_cluster_fills_every_line_of_the_catalogue(tmp_path: Path) -> 
                 heartbeat_interval=0.2, directory=tmp_path,
             )
         )  # fmt: skip
-        options: dict[str, Any] = {"optimizer": zmqps.optim.adam(0.1), "staleness": 0, "push_codec": "int8"}
+        options: dict[str, Any] = {"optimizer": zmqps.optim.adam(0.1), "mode": "sync", "push_codec": "int8"}
         team = stack.enter_context(Team(cluster.address, 2, PARAMS, workers=2, **options))
         rows = stack.enter_context(zmqps.connect(cluster.address, job="sparse", timeout=PATIENCE))
         train(team)
@@ -148,7 +148,7 @@ def test_a_worker_answers_for_itself_until_it_is_closed() -> None:
         zmqps.connect(cluster.address, metrics="0", timeout=PATIENCE) as worker,
     ):
         url = worker._scraped.address
-        worker.init(PARAMS, optimizer=zmqps.optim.sgd(1.0), timeout=PATIENCE)
+        worker.init(PARAMS, optimizer=zmqps.optim.sgd(1.0), mode="async", timeout=PATIENCE)
         for _ in range(3):
             worker.push_pull(GRADIENTS, timeout=PATIENCE)
         found = scrape(url)

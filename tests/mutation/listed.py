@@ -102,13 +102,13 @@ EQUIVALENT = (
         reason="a request is numbered when it is queued",
     ),
     Equivalent(
-        path="zmqps/core/coordinator/consistency/bsp.py",
+        path="zmqps/core/coordinator/consistency/synchronous.py",
         old="self.deviation = 0.0",
         new="pass",
         reason="the first step that is seen sets it, and nothing asks for it before",
     ),
     Equivalent(
-        path="zmqps/core/coordinator/consistency/bsp.py",
+        path="zmqps/core/coordinator/consistency/synchronous.py",
         old="self._backoff = 1",
         new="self._backoff = 0",
         reason="at the start: a step in time sets it before anybody is late. There, the tests notice it",
@@ -126,13 +126,13 @@ EQUIVALENT = (
         reason="these numbers are only compared with each other",
     ),
     Equivalent(
-        path="zmqps/core/coordinator/consistency/bsp.py",
+        path="zmqps/core/coordinator/consistency/synchronous.py",
         old="self._backoff = 1",
         new="pass",
         reason="as above: nobody is late before a step in time",
     ),
     Equivalent(
-        path="zmqps/core/coordinator/consistency/bsp.py",
+        path="zmqps/core/coordinator/consistency/synchronous.py",
         old="self.mean = 0.0",
         new="self.mean = -1.0",
         reason="the first step that is seen sets it, and nothing asks for it before",

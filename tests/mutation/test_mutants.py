@@ -127,4 +127,6 @@ def test_a_module_meets_its_own_tests_first() -> None:
     assert files[0] == "tests/core/worker/connections/test_link.py"
     assert all(file.startswith("tests/core/worker/") for file in files)
     assert len(files) == len(set(files)) > 3
-    assert "tests/core/coordinator/training/test_steps.py" in files_for("zmqps/core/coordinator/consistency/asp.py")
+    assert "tests/core/coordinator/training/test_steps.py" in files_for(
+        "zmqps/core/coordinator/consistency/asynchronous.py"
+    )

@@ -121,7 +121,7 @@ def test_over_a_slow_link_nothing_is_sent_twice(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(link, "PROBE_S", 0.1)
     slow, values = SlowLink(8e6), np.zeros(SIZE, np.float32)
     with running(1, slice_nbytes=2 << 20, proxy=slow) as cluster, zmqps.connect(cluster.address, transport="tcp") as w:
-        w.init({"w": values}, optimizer=zmqps.optim.sgd(1.0))
+        w.init({"w": values}, optimizer=zmqps.optim.sgd(1.0), mode="async")
         before = slow.nbytes[0]
         w.push({"w": np.ones_like(values)}, timeout=PATIENCE)
         assert slow.nbytes[0] - before <= 1.05 * values.nbytes
@@ -133,7 +133,7 @@ def test_what_is_lost_with_a_connection_is_sent_again_and_counts_once(monkeypatc
     monkeypatch.setattr(link, "PROBE_S", 1000.0)  # the connection itself says that it is back
     slow, values = SlowLink(16e6), np.zeros(SIZE, np.float32)
     with running(1, slice_nbytes=1 << 20, proxy=slow) as cluster, zmqps.connect(cluster.address, transport="tcp") as w:
-        w.init({"w": values}, optimizer=zmqps.optim.sgd(1.0))
+        w.init({"w": values}, optimizer=zmqps.optim.sgd(1.0), mode="async")
         slow.cut()
         before = slow.nbytes[0]
         pushed = w.push_async({"w": np.ones_like(values)}, timeout=PATIENCE)

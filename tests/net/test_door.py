@@ -59,7 +59,9 @@ def training(cluster: Cluster) -> Iterator[None]:
         nonlocal steps
         try:
             with zmqps.connect(cluster.address, transport="tcp", timeout=PATIENCE) as worker:
-                worker.init({"w": np.zeros(1000, np.float32)}, optimizer=zmqps.optim.sgd(learning_rate=1.0))
+                worker.init(
+                    {"w": np.zeros(1000, np.float32)}, optimizer=zmqps.optim.sgd(learning_rate=1.0), mode="async"
+                )
                 while not enough.is_set() or steps < 3:
                     worker.push({"w": np.ones(1000, np.float32)})
                     steps += 1

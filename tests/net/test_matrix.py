@@ -53,7 +53,7 @@ def train(transport: str, optimizer: str) -> None:
             stack.enter_context(zmqps.connect(cluster.address, transport=transport, timeout=PATIENCE))
             for _ in range(WORKERS)
         ]
-        all_of(worker.init_async(arrays(0), optimizer=OPTIMIZERS[optimizer]) for worker in workers)
+        all_of(worker.init_async(arrays(0), optimizer=OPTIMIZERS[optimizer], mode="async") for worker in workers)
         requests = workers[0]._requests
         assert requests is not None
         reference = Reference(requests.job, requests._planned[0], flat(arrays(0)))

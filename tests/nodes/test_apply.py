@@ -91,7 +91,7 @@ def test_an_error_is_raised_when_no_thread_writes_any_more(failing: int) -> None
 
 def test_a_shard_with_apply_threads_holds_the_same_values() -> None:
     parameters = (Parameter("w", (3001,), "float32"), Parameter("v", (7, 11), "float64"))
-    job = JobSpec(parameters=parameters, optimizer=adam(0.1).to_wire(), staleness=None, nonfinite="reject")
+    job = JobSpec(parameters=parameters, optimizer=adam(0.1).to_wire(), mode="async", nonfinite="reject")
     placement = Placement.balance(KeySpace(parameters), 1, 1 << 20)
     shards = [
         make_shard(ServerConfig(coordinator="tcp://127.0.0.1:1", kernels="numpy", apply_threads=n), job, placement, 0)

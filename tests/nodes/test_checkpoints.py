@@ -68,7 +68,7 @@ def spec(mode: str = "async", optimizer: OptimizerSpec | None = None, names: tup
     return JobSpec(
         parameters=parameters,
         optimizer=(optimizer or adam(0.1)).to_wire(),
-        staleness={"async": None, "sync": 0}[mode],
+        mode=mode,
     )
 
 

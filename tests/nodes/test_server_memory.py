@@ -12,6 +12,7 @@ import pytest
 import zmqps
 from tests.core.machines import job, placement
 from tests.inprocess import InProcessCluster
+from tests.modes import MODES
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.protocol.limits import MAX_BACKLOG_NBYTES
 from zmqps.core.server.admission import Room
@@ -49,20 +50,20 @@ def until_it_works(do: Any, *arguments: Any, **options: Any) -> Any:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("staleness", [None, 0])
-def test_values_are_what_was_acknowledged(staleness: int | None, short_of_memory: dict[str, float]) -> None:
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_values_are_what_was_acknowledged(mode: str, short_of_memory: dict[str, float]) -> None:
     options = {"servers": 1, "workers": 1, "slice_nbytes": 16 << 10, "once": True}
     with InProcessCluster(**options) as cluster, zmqps.connect(cluster.address) as worker:
         zeros = {name: np.zeros(SIZE, np.float32) for name in NAMES}
-        optimizer = sgd(1.0, momentum=0.5) if staleness is None else sgd(1.0)
-        worker.init(zeros, optimizer=optimizer, staleness=staleness)
+        optimizer = sgd(1.0, momentum=0.5) if mode == "async" else sgd(1.0)
+        worker.init(zeros, optimizer=optimizer, **MODES[mode])
         short_of_memory["probability"] = 0.05
         value = velocity = 0.0
         for step in range(8):
             gradient = {name: np.full(SIZE, step + 1, np.float32) for name in NAMES}
             # in one message, as several of one push may be applied apart in the asynchronous mode
-            until_it_works(worker.push, gradient, atomic=staleness is None)
-            velocity = velocity * (0.5 if staleness is None else 0.0) + step + 1
+            until_it_works(worker.push, gradient, atomic=mode == "async")
+            velocity = velocity * (0.5 if mode == "async" else 0.0) + step + 1
             value -= velocity
             got = until_it_works(worker.pull)
             assert all((got[name] == value).all() for name in NAMES), step

@@ -22,7 +22,7 @@ def main() -> None:
     """Be a worker."""
     x_train, _, y_train, _ = digits.load_data()
     with zmqps.connect() as worker:
-        worker.init(digits.initial_params(), optimizer=zmqps.optim.adam(1e-3), staleness=0)
+        worker.init(digits.initial_params(), optimizer=zmqps.optim.adam(1e-3), mode="sync")
         random = np.random.default_rng(worker.rank)
         for step in range(STEPS):
             batch = random.choice(len(y_train), 32)

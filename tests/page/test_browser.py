@@ -38,7 +38,7 @@ class Training:
     """Workers that train step by step until the context ends; the one of the last rank takes longer."""
 
     def __init__(self, address: str, workers: int = 3, slow_s: float = 0.3) -> None:
-        self._team = Team(address, workers, ONES, optimizer=zmqps.optim.sgd(1e-3), staleness=0)
+        self._team = Team(address, workers, ONES, optimizer=zmqps.optim.sgd(1e-3), mode="sync")
         self._slow_s, self._ending = slow_s, threading.Event()
         self._pool = ThreadPoolExecutor(1)
         self._all = self._pool.submit(self._team.all, self._train)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from tests.codecs.cases import SPECS as CODECS
+from tests.modes import MODES
 from tests.optim.specs import SPECS as OPTIMIZERS
 from tests.reference import Array, Place, Reference, brought, odd_parameters
 from zmqps import codecs
@@ -79,22 +80,20 @@ class MatrixTraining(Training):
         The job's.
     push_codec, pull_codec
         The job's; a call has, as often as not, one of its own.
-    staleness
-        The job's.
+    mode
+        The job's, one of `MODES`.
     seed
         Of what the workers do.
     """
 
     slice_nbytes = SLICE_NBYTES
 
-    def __init__(
-        self, optimizer: OptimizerSpec, push_codec: str, pull_codec: str, staleness: int | None, seed: int
-    ) -> None:
+    def __init__(self, optimizer: OptimizerSpec, push_codec: str, pull_codec: str, mode: str, seed: int) -> None:
         self._rng = Random(seed)
         self._job = JobSpec(
             parameters=PARAMETERS,
             optimizer=optimizer.to_wire(),
-            staleness=staleness,
+            **MODES[mode],
             push_codec=push_codec,
             pull_codec=pull_codec,
         )
@@ -283,10 +282,10 @@ def split(rng: Random, message: Message) -> list[Any]:
     return encode(replace(message, payload=payload))
 
 
-def train(optimizer: str, push_codec: str, pull_codec: str, staleness: int | None, seed: int, monkeypatch) -> None:
+def train(optimizer: str, push_codec: str, pull_codec: str, mode: str, seed: int, monkeypatch) -> None:
     rng = Random(seed)
     monkeypatch.setattr("zmqps.testing.engine.encode", lambda message: split(rng, message))
-    training = MatrixTraining(OPTIMIZERS[optimizer], push_codec, pull_codec, staleness, seed)
+    training = MatrixTraining(OPTIMIZERS[optimizer], push_codec, pull_codec, mode, seed)
     simulation = Simulation(seed, servers=2, workers=2, faults=FAULTS, training=training, validate=False)
     simulation.on_send.append(training.note)
     simulation.run()
@@ -296,7 +295,7 @@ def train(optimizer: str, push_codec: str, pull_codec: str, staleness: int | Non
 def test_each_optimizer_with_a_codec_of_the_job_and_others_by_call(number: int, monkeypatch) -> None:
     optimizer = list(OPTIMIZERS)[number]
     push_codec, pull_codec = CODECS[number % len(CODECS)], FOR_PULLS[number % len(FOR_PULLS)]
-    train(optimizer, push_codec, pull_codec, (None, 0, 2)[number % 3], number, monkeypatch)
+    train(optimizer, push_codec, pull_codec, [*MODES][number % 3], number, monkeypatch)
 
 
 @pytest.mark.slow
@@ -305,4 +304,4 @@ def test_each_optimizer_with_a_codec_of_the_job_and_others_by_call(number: int, 
 def test_every_codec_with_every_optimizer(optimizer: str, push_codec: str, monkeypatch) -> None:
     first = list(OPTIMIZERS).index(optimizer) + list(CODECS).index(push_codec)  # each meets all three somewhere
     for seed, pull_codec in enumerate(FOR_PULLS):
-        train(optimizer, push_codec, pull_codec, (None, 0, 2)[(first + seed) % 3], 1000 + seed, monkeypatch)
+        train(optimizer, push_codec, pull_codec, [*MODES][(first + seed) % 3], 1000 + seed, monkeypatch)

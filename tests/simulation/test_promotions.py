@@ -21,7 +21,7 @@ STRIDE = 53
 NEVER = -1
 TRAININGS: dict[str, Callable[[], Training]] = {
     "async": lambda: AsyncTraining(steps=6, parameters=4, size=32, compute_s=0.5, timeout=60.0),
-    "ssp": lambda: BoundedTraining(1, steps=6, parameters=4, size=32, compute_s=0.5, timeout=60.0),
+    "bounded": lambda: BoundedTraining(1, steps=6, parameters=4, size=32, compute_s=0.5, timeout=60.0),
     "sync": lambda: SyncTraining(steps=6, parameters=4, size=32, compute_s=0.5, timeout=60.0),
 }
 

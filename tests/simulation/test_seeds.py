@@ -53,7 +53,7 @@ def test_thousands_of_seeds(name: str) -> None:
         SCENARIOS[name].simulation(seed).run()
 
 
-@pytest.mark.parametrize("name", ["async-everything", "ssp-stops", "sync-restarts", "sync-data-crashes"])
+@pytest.mark.parametrize("name", ["async-everything", "bounded-stops", "sync-restarts", "sync-data-crashes"])
 def test_a_seed_replays_exactly(name: str) -> None:
     first, second = (SCENARIOS[name].simulation(7) for _ in range(2))
     assert first.run() == second.run()

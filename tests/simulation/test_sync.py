@@ -19,7 +19,7 @@ MODES = {
     "backup": lambda: SyncTraining(steps=4, aggregate=2),
     "several": lambda: SyncTraining(steps=4, aggregate=5),
     "data": lambda: SyncTraining(data=DataSpec(name="examples", num_examples=50, range_size=10, passes=2)),
-    "ssp": lambda: BoundedTraining(2, steps=4),
+    "bounded": lambda: BoundedTraining(2, steps=4),
 }
 
 
@@ -67,7 +67,7 @@ def test_a_coordinator_that_dies_between_two_commits_is_started_again(nth: int) 
 
 LONG = {
     "sync": lambda: SyncTraining(steps=30, compute_s=1.0, plain=True),
-    "ssp": lambda: BoundedTraining(2, plain=True, steps=11, compute_s=4.0),
+    "bounded": lambda: BoundedTraining(2, plain=True, steps=11, compute_s=4.0),
 }
 
 

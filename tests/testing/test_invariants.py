@@ -311,7 +311,7 @@ def test_a_worker_that_reads_before_the_slowest_is_near_enough(monkeypatch: Patc
         return decision
 
     wrap(monkeypatch, Bounded, "decide", decide)
-    caught("ssp-stops", "steps ahead of")
+    caught("bounded-stops", "steps ahead of")
 
 
 def test_an_older_version_that_is_not_what_it_was(monkeypatch: Patch) -> None:
@@ -365,9 +365,9 @@ def test_data_that_are_over_too_soon(monkeypatch: Patch) -> None:
 # --- waiting ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", ["ssp", "sync"])
+@pytest.mark.parametrize("mode", ["bounded", "sync"])
 def test_waiting_for_the_dead(mode: str, monkeypatch: Patch) -> None:
-    monkeypatch.setattr({"ssp": Bounded, "sync": Synchronous}[mode], "leave", lambda self, worker: None)
+    monkeypatch.setattr({"bounded": Bounded, "sync": Synchronous}[mode], "leave", lambda self, worker: None)
     monkeypatch.setattr(CoordinatorMachine, "validate", lambda self: None)
     caught(f"{mode}-crashes", "waits although all is well")
 
@@ -395,7 +395,7 @@ def test_a_bounded_worker_whose_clock_stands_still_when_it_skips(monkeypatch: Pa
         original(policy, worker, step if attempts else -1, attempts, *rest, **k)
 
     wrap(monkeypatch, Bounded, "arrive", arrive)
-    caught("ssp-skips", "steps ahead of")
+    caught("bounded-skips", "steps ahead of")
 
 
 def test_a_step_that_counts_what_its_worker_has_left_out(monkeypatch: Patch) -> None:
@@ -597,7 +597,7 @@ def test_a_server_that_confirms_what_it_does_not_do(monkeypatch: Patch) -> None:
 # --- a coordinator that dies --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", ["async", "ssp", "sync", "sync-data"])
+@pytest.mark.parametrize("mode", ["async", "bounded", "sync", "sync-data"])
 def test_workers_that_do_not_notice_the_death_of_the_coordinator(mode: str, monkeypatch: Patch) -> None:
     monkeypatch.setattr(SessionKernel, "_lose_coordinator", lambda self, now: [])
     caught(f"{mode}-orphaned", "waits for the dead")
@@ -869,7 +869,7 @@ def test_a_worker_that_is_never_told_to_go_on(monkeypatch: Patch) -> None:
 
     monkeypatch.setattr("zmqps.core.worker.transfers.PAUSE_S", 1e6)
     wrap(monkeypatch, Transfers, "pause", pause)
-    caught("ssp-saves", "stays paused for a checkpoint")
+    caught("bounded-saves", "stays paused for a checkpoint")
 
 
 def test_a_coordinator_that_answers_before_it_has_published(monkeypatch: Patch) -> None:

@@ -114,7 +114,7 @@ class Meeting(AsyncTraining):
 
 
 def test_a_seed_has_the_same_digest_again_also_where_workers_are_notified_of_another_layout() -> None:
-    first, again = (SCENARIOS["ssp-scales-freezes"].simulation(41).run() for _ in range(2))
+    first, again = (SCENARIOS["bounded-scales-freezes"].simulation(41).run() for _ in range(2))
     assert first == again
 
 
@@ -177,7 +177,7 @@ def test_a_partition_delays_or_loses_what_crosses_it_and_nothing_else() -> None:
 
 
 def test_the_command_reports_messages_bytes_and_time(capsys: pytest.CaptureFixture[str]) -> None:
-    for mode in ("async", "ssp", "sync"):
+    for mode in ("async", "bounded", "sync"):
         assert main(["--mode", mode, "--workers", "2", "--servers", "1", "--seed", "1", "--steps", "2"]) == 0
         lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
         assert lines["steps"] == "4"
@@ -242,5 +242,5 @@ def test_a_sweep_prints_and_plots_how_a_step_grows(
     assert main(["--sweep", str(tmp_path / "new" / "growth.png"), "--workers", "4"]) == 0
     head, *rows = capsys.readouterr().out.splitlines()
     assert head.split()[:4] == ["mode", "workers", "servers", "messages"]
-    assert [row.split()[:3] for row in rows] == [[m, n, "2"] for m in ("async", "ssp", "sync") for n in ("2", "4")]
+    assert [row.split()[:3] for row in rows] == [[m, n, "2"] for m in ("async", "bounded", "sync") for n in ("2", "4")]
     assert (tmp_path / "new" / "growth.png").read_bytes().startswith(b"\x89PNG")

@@ -63,7 +63,7 @@ def together(
     **options: Any,
 ) -> list[torch.nn.Module]:
     """Return the models of workers that have trained with equal parts of each batch, by rank."""
-    options = {"staleness": 0, "timeout": PATIENCE, **options}
+    options = {"mode": "sync", "timeout": PATIENCE, **options}
     with InProcessCluster(servers=servers, slice_nbytes=4096, workers=workers) as cluster:
 
         def work(number: int) -> tuple[int, torch.nn.Module]:

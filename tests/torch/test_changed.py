@@ -86,5 +86,5 @@ def test_clipping_on_one_of_several_workers_is_warned_of(
 ) -> None:
     together(mlp, sgd, batches(4), loop, workers=workers)
     assert caplog.text.count("pass clip_norm= or clip_value=") == (workers if warned else 0)
-    together(mlp, sgd, batches(4), loop, workers=workers, staleness=None)
+    together(mlp, sgd, batches(4), loop, workers=workers, mode="async")
     assert caplog.text.count("pass clip_norm= or clip_value=") == (workers if warned else 0)

@@ -28,7 +28,7 @@ from zmqps.errors import ConfigurationError, DeadlineError  # noqa: E402
 DIM, NUM_IDS, BATCH, STEPS = 5, 40, 8, 10
 START = 0.25
 TABLE = zmqps.table(DIM, optimizer=zmqps.optim.sgd(0.1), initial=zmqps.initial.constant(START))
-MODES: dict[str, int | None] = {"async": None, "sync": 0}
+MODES = ("async", "sync")
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ def test_one_worker_trains_as_one_process(worker: Any, mode: str, bag: str, pref
     expected = plain(bag)
     loop(expected, sgd(expected), data)
     model = remote(bag)
-    optimizer = zmqps.torch.Optimizer(model, worker, sgd(model), staleness=MODES[mode], timeout=PATIENCE)
+    optimizer = zmqps.torch.Optimizer(model, worker, sgd(model), mode=mode, timeout=PATIENCE)
     pulls: list[Any] = []
 
     def ask(following: Any) -> None:
@@ -144,7 +144,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.parametrize("mode", MODES)
 def test_rows_of_the_next_batch_come_with_the_push_of_this_one(worker: Any, mode: str, asked: list[str]) -> None:
     model = zmqps.torch.Embedding("items", TABLE)
-    optimizer = zmqps.torch.Optimizer(model, worker, sgd(model), staleness=MODES[mode], timeout=PATIENCE)
+    optimizer = zmqps.torch.Optimizer(model, worker, sgd(model), mode=mode, timeout=PATIENCE)
     batches = [torch.tensor(ids) for ids in ([3, 3, 7], [7, 3, 9, 7], [9, 9, 1], [3, 7, 9, 1])]
     expected = torch.nn.Embedding(NUM_IDS, DIM)
     torch.nn.init.constant_(expected.weight, START)
@@ -171,7 +171,7 @@ def test_layers_that_share_a_table_have_the_updates_of_both(worker: Any, mode: s
     expected.bag.weight = expected.one.weight
     loop(expected, sgd(expected), data)
     model = Model(zmqps.torch.Embedding("items", TABLE), zmqps.torch.EmbeddingBag("items", TABLE, mode="sum"))
-    optimizer = zmqps.torch.Optimizer(model, worker, sgd(model), staleness=MODES[mode], timeout=PATIENCE)
+    optimizer = zmqps.torch.Optimizer(model, worker, sgd(model), mode=mode, timeout=PATIENCE)
 
     def ask(following: Any) -> None:
         model.one.prefetch(following[0])
@@ -189,7 +189,7 @@ def test_rows_come_with_a_step_whose_gradients_were_pushed_while_backward_ran(wo
     data = [batch(step) for step in range(STEPS)]
     expected, model = plain(), remote()
     loop(expected, sgd(expected), data)
-    optimizer = zmqps.torch.Optimizer(model, worker, sgd(model), staleness=MODES[mode], overlap=True, timeout=PATIENCE)
+    optimizer = zmqps.torch.Optimizer(model, worker, sgd(model), mode=mode, overlap=True, timeout=PATIENCE)
     loop(model, optimizer, data, lambda following: model.one.prefetch(following[0]))
     optimizer.synchronize()
     check(worker, model, expected)
@@ -200,7 +200,7 @@ def test_after_a_step_that_was_too_late_rows_are_asked_for_again(mode: str, aske
     held = threading.Event()
     with InProcessCluster(servers=2) as cluster, zmqps.connect(cluster.address, timeout=PATIENCE) as worker:
         model = zmqps.torch.Embedding("items", TABLE)
-        optimizer = zmqps.torch.Optimizer(model, worker, sgd(model), staleness=MODES[mode], timeout=1.0)
+        optimizer = zmqps.torch.Optimizer(model, worker, sgd(model), mode=mode, timeout=1.0)
         ids, following = torch.tensor([3, 3, 7]), torch.tensor([7, 9])
         model(ids).sum().backward()
         model.prefetch(following)
@@ -268,7 +268,7 @@ def test_gradients_add_up_are_dropped_and_are_scaled_as_those_of_parameters(work
 
 def test_weights_of_samples_have_a_gradient(worker: Any) -> None:
     model, expected = remote(), plain()
-    optimizer = zmqps.torch.Optimizer(model, worker, sgd(model), staleness=None, timeout=PATIENCE)
+    optimizer = zmqps.torch.Optimizer(model, worker, sgd(model), mode="async", timeout=PATIENCE)
     found = []
     for one, opt in ((model, optimizer), (expected, sgd(expected))):
         ids, bags, offsets, y = batch(4)
@@ -282,7 +282,7 @@ def test_weights_of_samples_have_a_gradient(worker: Any) -> None:
 
 def test_without_an_optimizer_backward_pushes_at_once(worker: Any) -> None:
     bag = zmqps.torch.EmbeddingBag("words", TABLE)
-    worker.init({}, tables=zmqps.torch.tables(bag, worker), timeout=PATIENCE)
+    worker.init({}, tables=zmqps.torch.tables(bag, worker), mode="async", timeout=PATIENCE)
     bag.prefetch(torch.tensor([7, 7, 9]))
     for _ in range(3):
         bag(torch.tensor([7, 7, 9]), torch.tensor([0, 2])).sum().backward()
@@ -292,7 +292,7 @@ def test_without_an_optimizer_backward_pushes_at_once(worker: Any) -> None:
 
 def test_nothing_is_pushed_in_evaluation(worker: Any) -> None:
     one = zmqps.torch.Embedding("items", TABLE)
-    worker.init({}, tables=zmqps.torch.tables(one, worker), timeout=PATIENCE)
+    worker.init({}, tables=zmqps.torch.tables(one, worker), mode="async", timeout=PATIENCE)
     with torch.no_grad():
         assert not one(torch.tensor([1, 2])).requires_grad
     one.eval()
@@ -306,7 +306,7 @@ def test_padding_counts_for_nothing(worker: Any, bag: str) -> None:
     ours = zmqps.torch.EmbeddingBag("words", TABLE, mode=bag, padding_idx=0)
     one = zmqps.torch.Embedding("items", TABLE, padding_idx=0)
     both = torch.nn.ModuleList([ours, one])
-    worker.init({}, tables=zmqps.torch.tables(both, worker), timeout=PATIENCE)
+    worker.init({}, tables=zmqps.torch.tables(both, worker), mode="async", timeout=PATIENCE)
     theirs = torch.nn.EmbeddingBag(NUM_IDS, DIM, mode=bag, padding_idx=0)
     torch.nn.init.constant_(theirs.weight, START)
     torch.testing.assert_close(ours(ids), theirs(ids).detach())
@@ -336,7 +336,7 @@ class Jagged:
 
 def test_a_jagged_tensor_brings_ids_offsets_and_weights(worker: Any) -> None:
     bag = zmqps.torch.EmbeddingBag("words", TABLE)
-    worker.init({}, tables=zmqps.torch.tables(bag, worker), timeout=PATIENCE)
+    worker.init({}, tables=zmqps.torch.tables(bag, worker), mode="async", timeout=PATIENCE)
     assert bag(Jagged())[:, 0].tolist() == [2 * START, 0.0, START]
     assert bag(Jagged(torch.tensor([1.0, 2.0, 4.0])))[:, 0].tolist() == [3 * START, 0.0, 4 * START]
     last = zmqps.torch.EmbeddingBag("words", TABLE, include_last_offset=True)
@@ -347,7 +347,7 @@ def test_a_jagged_tensor_brings_ids_offsets_and_weights(worker: Any) -> None:
 def test_no_ids_at_all(worker: Any) -> None:
     bag, one = zmqps.torch.EmbeddingBag("words", TABLE), zmqps.torch.Embedding("items", TABLE)
     both = torch.nn.ModuleList([bag, one])
-    worker.init({}, tables=zmqps.torch.tables(both, worker), timeout=PATIENCE)
+    worker.init({}, tables=zmqps.torch.tables(both, worker), mode="async", timeout=PATIENCE)
     nothing = torch.empty(0, dtype=torch.int64)
     found = bag(nothing, torch.tensor([0, 0]))
     assert found.shape == (2, DIM)
@@ -370,7 +370,7 @@ def test_no_ids_at_all(worker: Any) -> None:
 )
 def test_what_does_not_fit_is_refused(worker: Any, ids: Any, offsets: Any, weights: Any, what: str) -> None:
     bag = zmqps.torch.EmbeddingBag("words", TABLE)
-    worker.init({}, tables=zmqps.torch.tables(bag, worker), timeout=PATIENCE)
+    worker.init({}, tables=zmqps.torch.tables(bag, worker), mode="async", timeout=PATIENCE)
 
     def tensor(some: Any) -> Any:
         return None if some is None else torch.tensor(some)
@@ -401,7 +401,7 @@ def test_an_embedding_has_a_cache_by_one_argument(worker: Any) -> None:
             zmqps.torch.Embedding("items", TABLE, cache=cache), zmqps.torch.EmbeddingBag("words", TABLE, cache=cache)
         ),
     )
-    optimizer = zmqps.torch.Optimizer(model, worker, sgd(model), staleness=None)
+    optimizer = zmqps.torch.Optimizer(model, worker, sgd(model), mode="async")
     theirs = sgd(expected)
     for step in range(STEPS):
         ids, bags, offsets, wanted = batch(step)
@@ -613,7 +613,7 @@ def test_backward_that_runs_twice_counts_twice(worker: Any) -> None:
 @pytest.mark.parametrize("deferred", [False, True])
 def test_a_loop_of_its_own_pushes_what_backward_finds_or_takes_it(worker: Any, deferred: bool) -> None:
     one = zmqps.torch.Embedding("items", TABLE)
-    worker.init({}, tables=zmqps.torch.tables(one, worker, deferred=deferred), timeout=PATIENCE)
+    worker.init({}, tables=zmqps.torch.tables(one, worker, deferred=deferred), mode="async", timeout=PATIENCE)
     for ids in ([3, 3, 1], [2, 3], []):
         one(torch.tensor(ids, dtype=torch.int64)).sum().backward()
     assert (one.rows.grad is None) == (not deferred)

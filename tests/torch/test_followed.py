@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 import zmqps  # noqa: E402
 import zmqps.torch  # noqa: E402
 from tests.inprocess import InProcessCluster  # noqa: E402
+from tests.modes import MODES  # noqa: E402
 from tests.team import PATIENCE  # noqa: E402
 from tests.torch.models import alone, batches, check_same, mlp, together  # noqa: E402
 from zmqps.errors import OptimizerError  # noqa: E402
@@ -120,8 +121,8 @@ def test_a_worker_that_becomes_the_chief_says_what_its_groups_hold() -> None:
         zmqps.connect(cluster.address, name="second") as second,
     ):
         one, other = Falling(), Falling()
-        optimizer = served(one, first, staleness=None)
-        theirs = served(other, second, staleness=None)
+        optimizer = served(one, first, mode="async")
+        theirs = served(other, second, mode="async")
         assert first.is_chief
         optimizer.param_groups[0]["lr"] = 0.01
         assert one.fall(optimizer) == 0.01
@@ -134,8 +135,8 @@ def test_a_worker_that_becomes_the_chief_says_what_its_groups_hold() -> None:
         assert other.fall(theirs) == 1.0
 
 
-@pytest.mark.parametrize("staleness", [0, None])
-def test_a_restored_job_is_trained_with_what_the_groups_hold(staleness: int | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_restored_job_is_trained_with_what_the_groups_hold(mode: str, tmp_path: Path) -> None:
     for life, rate in enumerate((0.01, 1.0)):
         more = {"restore": tmp_path} if life else {}
         with (
@@ -143,7 +144,7 @@ def test_a_restored_job_is_trained_with_what_the_groups_hold(staleness: int | No
             zmqps.connect(cluster.address, timeout=PATIENCE) as worker,
         ):
             model = Falling()
-            optimizer = served(model, worker, staleness=staleness)
+            optimizer = served(model, worker, **MODES[mode])
             assert model.number.item() == -0.01 * life
             optimizer.param_groups[0]["lr"] = rate
             assert model.fall(optimizer) == rate

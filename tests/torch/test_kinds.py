@@ -214,7 +214,7 @@ def float_loop(model: Any, optimizer: Any, data: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # torch.ao is deprecated, and says so at each call
-@pytest.mark.parametrize("options", [{}, {"overlap": True}, {"staleness": None}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"overlap": True}, {"mode": "async"}], ids=str)
 def test_a_model_is_trained_with_quantization_by_the_default_configuration(options: dict[str, Any]) -> None:
     data = batches(8)
     expected = alone(quantized, sgd, data, float_loop)

@@ -71,7 +71,7 @@ def test_a_context_lets_a_loop_stay_as_it_is() -> None:
         optimizer.register_step_pre_hook(lambda *_: calls.append("before"))
         optimizer.register_step_post_hook(lambda *_: calls.append("after"))
         before = optimizer.step
-        with zmqps.torch.training(model, optimizer, worker, staleness=0, timeout=PATIENCE):
+        with zmqps.torch.training(model, optimizer, worker, mode="sync", timeout=PATIENCE):
             plain_loop(model, optimizer, data[: STEPS // 2])
             assert not optimizer.state  # the moments are on the servers
         check_same(model, expected)
@@ -85,7 +85,7 @@ def test_a_context_lets_a_loop_stay_as_it_is() -> None:
 def test_asynchronous_steps_are_those_of_pytorch_where_there_is_one_worker() -> None:
     data = batches(STEPS)
     for options in ({}, {"overlap": True}, {"share_gradients": True}):
-        [model] = together(mlp, adamw_of_two, data, workers=1, staleness=None, **options)
+        [model] = together(mlp, adamw_of_two, data, workers=1, mode="async", **options)
         check_same(model, alone(mlp, adamw_of_two, data))
 
 
@@ -422,7 +422,7 @@ def test_a_closure_computes_the_loss_and_a_later_worker_begins_with_the_values_o
         zmqps.connect(cluster.address) as later,
     ):
         model = mlp()
-        optimizer = zmqps.torch.Optimizer(model, worker, OPTIMIZERS["adam"](model), staleness=None, timeout=PATIENCE)
+        optimizer = zmqps.torch.Optimizer(model, worker, OPTIMIZERS["adam"](model), mode="async", timeout=PATIENCE)
 
         def closure() -> Any:
             optimizer.zero_grad()
@@ -434,7 +434,7 @@ def test_a_closure_computes_the_loss_and_a_later_worker_begins_with_the_values_o
         assert losses[4] < losses[0]
         assert optimizer.version == 5
         other = mlp()
-        zmqps.torch.Optimizer(other, later, OPTIMIZERS["adam"](other), staleness=None, timeout=PATIENCE)
+        zmqps.torch.Optimizer(other, later, OPTIMIZERS["adam"](other), mode="async", timeout=PATIENCE)
         check_same(other, model)
         assert isinstance(optimizer, torch.optim.Optimizer)
 
@@ -461,8 +461,8 @@ def test_the_state_is_the_groups_and_moments_stay_with_the_servers(caplog: pytes
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"staleness": None, "buffers": "average"}, "staleness=0"),
-        ({"staleness": None, "overlap": True, "clip_norm": 1.0}, "norm is known"),
+        ({"mode": "async", "buffers": "average"}, 'mode="sync"'),
+        ({"mode": "async", "overlap": True, "clip_norm": 1.0}, "norm is known"),
         ({"buffers": "nobody"}, "buffers"),
         ({"overlap": True, "accumulate": 0}, "accumulate"),
     ],

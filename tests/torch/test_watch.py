@@ -75,7 +75,7 @@ def test_each_way_of_writing_is_warned_of_once(options: dict[str, Any], caplog: 
                 worker.finish()
 
 
-@pytest.mark.parametrize("options", [{}, {"overlap": True}, {"staleness": None, "workers": 1}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"overlap": True}, {"mode": "async", "workers": 1}], ids=str)
 def test_what_a_script_writes_is_the_jobs_when_it_says_so(
     options: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:

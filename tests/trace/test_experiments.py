@@ -23,7 +23,7 @@ pytestmark = pytest.mark.processes
 
 @contextmanager
 def workers(
-    address: str, size: int, think: list[float], optimizer: zmqps.optim.Optimizer, transport: str, staleness: int | None
+    address: str, size: int, think: list[float], optimizer: zmqps.optim.Optimizer, transport: str, mode: str
 ) -> Iterator[list[int]]:
     """Have workers that train all the time; each thinks so many seconds about a step."""
     over, failed = threading.Event(), []
@@ -32,7 +32,7 @@ def workers(
         gradients = {"w": np.ones(size, np.float32)}
         try:
             with worker:
-                worker.init(gradients, optimizer=optimizer, staleness=staleness)
+                worker.init(gradients, optimizer=optimizer, mode=mode)
                 while not over.is_set():
                     over.wait(think_s)
                     worker.push_pull(gradients)
@@ -64,7 +64,7 @@ def traced(address: str, steps: int = 8) -> tuple[Trace, Bound]:
 
 def test_a_worker_that_thinks_long_is_named_as_the_straggler(tmp_path: Path) -> None:
     with zmqps.LocalCluster(workers=3, kernels="numpy", heartbeat_timeout=60.0) as cluster:
-        with workers(cluster.address, 1000, [0.0, 0.2, 0.0], zmqps.optim.sgd(0.1), "auto", 0) as ranks:
+        with workers(cluster.address, 1000, [0.0, 0.2, 0.0], zmqps.optim.sgd(0.1), "auto", "sync") as ranks:
             trace, found = traced(cluster.address)
     assert (found.kind, found.worker) == ("straggler", f"worker {ranks[1]}"), found.text
     assert found.took_s > 0.1
@@ -74,7 +74,7 @@ def test_a_worker_that_thinks_long_is_named_as_the_straggler(tmp_path: Path) -> 
 
 def test_a_script_that_thinks_long_is_bound_by_compute() -> None:
     with zmqps.LocalCluster(kernels="numpy", heartbeat_timeout=60.0) as cluster:
-        with workers(cluster.address, 1000, [0.2], zmqps.optim.sgd(0.1), "auto", None):
+        with workers(cluster.address, 1000, [0.2], zmqps.optim.sgd(0.1), "auto", "async"):
             _, found = traced(cluster.address, steps=20)  # a mean, in which a second of the machine's own is little
     assert found.kind == "compute", found.text
     assert 0.2 <= found.took_s <= found.step_s
@@ -83,7 +83,7 @@ def test_a_script_that_thinks_long_is_bound_by_compute() -> None:
 
 def test_a_slow_wire_is_named_with_its_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     with zmqps.LocalCluster(kernels="numpy", heartbeat_timeout=60.0) as cluster, slowed(monkeypatch, 10e6):
-        with workers(cluster.address, 250_000, [0.0], zmqps.optim.sgd(0.1), "tcp", None):
+        with workers(cluster.address, 250_000, [0.0], zmqps.optim.sgd(0.1), "tcp", "async"):
             _, found = traced(cluster.address)
     assert found.kind == "wire", found.text
     assert found.nbytes == pytest.approx(2e6, rel=0.1)
@@ -92,6 +92,6 @@ def test_a_slow_wire_is_named_with_its_speed(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_an_update_that_takes_long_is_named() -> None:
     with zmqps.LocalCluster(kernels="numpy", heartbeat_timeout=60.0) as cluster:
-        with workers(cluster.address, 4_000_000, [0.0], zmqps.optim.adam(1e-3), "auto", None):
+        with workers(cluster.address, 4_000_000, [0.0], zmqps.optim.adam(1e-3), "auto", "async"):
             _, found = traced(cluster.address, steps=40)  # a second of the machine's own is not the most of it
     assert found.kind == "apply", found.text

@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 import zmqps
+from tests.modes import MODES
 from zmqps.cli.main import cli
 from zmqps.core.worker.session import SessionKernel
 from zmqps.errors import IdentityError, JobError
@@ -24,12 +25,12 @@ from zmqps.trace.pushes import PushTrace, pushes
 
 
 @contextmanager
-def training(cluster: zmqps.LocalCluster, staleness: int | None = None) -> Iterator[zmqps.Worker]:
+def training(cluster: zmqps.LocalCluster, mode: str = "async") -> Iterator[zmqps.Worker]:
     """Have a worker that pushes and pulls all the time."""
     gradients = {"w": np.ones(50_000, np.float32)}
     over = threading.Event()
     with zmqps.connect(cluster.address) as worker:
-        worker.init(gradients, optimizer=zmqps.optim.sgd(0.1), staleness=staleness, push_codec="bf16")
+        worker.init(gradients, optimizer=zmqps.optim.sgd(0.1), **MODES[mode], push_codec="bf16")
         worker.push_pull(gradients)
 
         def train() -> None:
@@ -60,10 +61,10 @@ def recorded_by_all(trace: Trace) -> list[PushTrace]:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("staleness", [None, 0])
-def test_a_running_job_is_recorded_and_goes_on_as_before(cluster: zmqps.LocalCluster, staleness: int | None) -> None:
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_a_running_job_is_recorded_and_goes_on_as_before(cluster: zmqps.LocalCluster, mode: str) -> None:
     said: list[str] = []
-    with training(cluster, staleness) as worker:
+    with training(cluster, mode) as worker:
         check = worker._thread.machine.transfers.all_finite
         trace = record(cluster.address, seconds=30.0, steps=20, progress=said.append)
         driver = worker._thread._driver
@@ -82,7 +83,7 @@ def test_a_running_job_is_recorded_and_goes_on_as_before(cluster: zmqps.LocalClu
     for push in found:
         names = {name for name, _, _ in push.longest.stages()}
         assert names >= {"submit", "send", "wire", "server", "acknowledge", "wire back", "land"}
-        assert ("commit" in names) == (staleness == 0)
+        assert ("commit" in names) == (mode == "sync")
         assert push.longest.applied
     assert all(push.seen is not None for push in found[:-1])
     bounded = bound(trace)

@@ -214,7 +214,7 @@ class Pusher(Puller):
         requests = self._requests or self._job(timeout)
         if requests.job.mode != "sync":
             raise ConfigurationError(
-                "workers that share no steps have no values to average: train with staleness=0, or set what one worker "
+                'workers that share no steps have no values to average: train with mode="sync", or set what one worker '
                 "has, worker.set(values)"
             )
         return self._submit(Exchange(push=requests.put(values, SET_TO_MEAN, examples, step=step)), timeout)

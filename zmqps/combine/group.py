@@ -69,7 +69,7 @@ class GroupMachine:
     own
         The title of the leader's own member.
     mode
-        Of the job: ``async``, ``ssp`` or ``sync``.
+        Of the job: ``async``, ``bounded`` or ``sync``.
     step
         That of the leader's next gradients.
     interval, timeout

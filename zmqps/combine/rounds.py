@@ -63,7 +63,7 @@ def lead(me: Pusher, models: HostModels, met: meeting.Met, path: Path) -> Leader
         one = worker()
         flat = places[what.place].flat
         out = {p.name: flat[number].reshape(p.shape) for number, p in enumerate(job.parameters)}
-        step = one._reads_at() or 0 if job.mode == "ssp" else what.step
+        step = one._reads_at() or 0 if job.mode == "bounded" else what.step
         pull = Pusher.pull_async(one, out=out)
         if job.mode != "sync":
             return Fetched(what.number, step, pull.result().version)

@@ -15,7 +15,7 @@ from zmqps.testing.jobs.training import Training
 from zmqps.testing.network import Faults
 from zmqps.testing.simulation import Report, Simulation
 
-MODES = ("async", "ssp", "sync")
+MODES = ("async", "bounded", "sync")
 STALENESS = 3
 #: Workers of the sweep; a server for every 32 of them, and at least two.
 WORKERS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
@@ -106,9 +106,9 @@ def table(rows: Sequence[Row]) -> str:
         ("sim. ms", 10),
         ("cpu ms", 9),
     )
-    head = f"{'mode':6}" + "".join(f"{name:>{width}}" for name, width in names)
+    head = f"{'mode':7}" + "".join(f"{name:>{width}}" for name, width in names)
     lines = [
-        f"{r.size.mode:6}{r.size.workers:8}{r.size.servers:8}{r.messages:10.1f}{r.coordinator_messages:10.1f}"
+        f"{r.size.mode:7}{r.size.workers:8}{r.size.servers:8}{r.messages:10.1f}{r.coordinator_messages:10.1f}"
         f"{r.nbytes:12.0f}{1e3 * r.simulated_s:10.2f}{1e3 * r.processor_s:9.2f}"
         for r in rows
     ]

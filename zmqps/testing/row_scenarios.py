@@ -48,12 +48,12 @@ LIMITED = "full", "evicts", "admits", "expires", "lapses"
 def row_scenarios(found: Mapping[str, S]) -> Mapping[str, S]:
     """Return scenarios with tables, made of those without."""
     rows: dict[str, S] = {}
-    for mode in ("async", "ssp", "sync"):
+    for mode in ("async", "bounded", "sync"):
         for kind in KINDS:
             if (scenario := found.get(f"{mode}-{kind}")) is not None:
                 rows[f"{mode}-rows-{kind}"] = _with(scenario, _training(mode, kind))
         for kind, like in CHAINED.items():
-            workers = 2 if mode == "ssp" else 3  # of three, one has always pushed meanwhile
+            workers = 2 if mode == "bounded" else 3  # of three, one has always pushed meanwhile
             chained = replace(found[f"{mode}-{like}"], chained=True, workers=workers)  # type: ignore[type-var]
             rows[f"{mode}-rows-{kind}"] = _with(chained, _training(mode, kind))
         for kind in ALONE:
@@ -70,7 +70,7 @@ def row_scenarios(found: Mapping[str, S]) -> Mapping[str, S]:
         training = _training("sync", kind, tables=("full", "items"))
         rows[f"sync-rows-full-{kind}"] = _with(found[f"sync-{kind}"], training)
     rows["async-rows-set"] = _with(found["async-values"], lambda: SettingTraining(tables=True))
-    rows["ssp-rows-set"] = _with(found["ssp-values"], lambda: SettingTraining(2, tables=True))
+    rows["bounded-rows-set"] = _with(found["bounded-values"], lambda: SettingTraining(2, tables=True))
     rows["async-rows-set-memory"] = _with(found["async-memory"], lambda: SettingTraining(tables=True))
     rows["jobs-rows-everything"] = _with(found["jobs-everything"], _several)
     return rows
@@ -111,4 +111,4 @@ def _limited(names: Sequence[str]) -> Callable[[], Training]:
 
 def _several() -> Training:
     """Three jobs, one of each mode, whose tables have the same names."""
-    return SeveralJobs([_training(mode, "everything", tables=("plain",))() for mode in ("async", "sync", "ssp")])
+    return SeveralJobs([_training(mode, "everything", tables=("plain",))() for mode in ("async", "sync", "bounded")])

@@ -79,12 +79,12 @@ SCALES = {
 }
 #: What else goes wrong in these goes wrong in others with their names, too, in which nodes stand still besides.
 ALSO_FROZEN = (
-    "async-everything", "ssp-everything", "sync-everything", "jobs-everything", "sync-backup", "sync-several",
+    "async-everything", "bounded-everything", "sync-everything", "jobs-everything", "sync-backup", "sync-several",
     "sync-continue", "sync-fail", "sync-data", "async-departures", "sync-departures", "async-returns", "sync-returns",
     "jobs-returns", "async-saves-ended", "sync-saves-everything", "async-falls-returned", "sync-falls-everything",
     "async-returned-claimed", "sync-returned-restarts", "async-returned-both", "sync-returned-both",
     "async-replicas-both", "sync-replicas-both", "sync-replicas-two", "async-replicas-saves", "sync-exact-replicas",
-    "async-replicas-silent", "ssp-replicas-silent",
+    "async-replicas-silent", "bounded-replicas-silent",
     "jobs-replicas", "async-scales-returned", "sync-drains-returned", "async-scales-lost-replicas", "sync-together",
     "sync-lent", "sync-lent-drains", "sync-skips", "sync-workers", "sync-voids", "sync-terms-replicas",
     "sync-values-returned", "async-values-replicas", "async-attacked", "jobs-attacked", "async-keyed",
@@ -242,14 +242,14 @@ SAVING = {
 #: What is trained there.
 SAVED = {
     "async": lambda: AsyncTraining(steps=7, parameters=4, size=64, lives=32, compute_s=0.3),
-    "ssp": lambda: BoundedTraining(2, steps=7, parameters=4, size=64, lives=32, compute_s=0.3),
+    "bounded": lambda: BoundedTraining(2, steps=7, parameters=4, size=64, lives=32, compute_s=0.3),
     "sync": _synchronous(steps=8, retain=1),
 }
 #: What is trained while servers come and go. Nobody gives up and tries again what an old leader has turned away: it
 #: has to come by itself.
 DRAINED = {
     "async": lambda: AsyncTraining(steps=10, parameters=4, size=48, lives=12, compute_s=1.0, timeout=200.0),
-    "ssp": lambda: BoundedTraining(1, steps=8, parameters=4, size=48, lives=12, compute_s=1.0, timeout=200.0),
+    "bounded": lambda: BoundedTraining(1, steps=8, parameters=4, size=48, lives=12, compute_s=1.0, timeout=200.0),
     "sync": _synchronous(steps=8, retain=1, compute_s=1.0, timeout=200.0),
     "jobs": _several,
 }
@@ -263,7 +263,7 @@ def _plain(found: dict[str, Scenario]) -> None:
     """Enter what each mode must stand."""
     found |= {f"async-{kind}": Scenario(faults=faults, training=_asynchronous) for kind, faults in KINDS.items()}
     for number, (kind, faults) in enumerate(KINDS.items()):
-        found[f"ssp-{kind}"] = Scenario(faults=faults, training=lambda bound=1 + number % 3: _bounded(bound))  # type: ignore[misc]
+        found[f"bounded-{kind}"] = Scenario(faults=faults, training=lambda bound=1 + number % 3: _bounded(bound))  # type: ignore[misc]
         found[f"sync-{kind}"] = Scenario(faults=faults, training=_synchronous(retain=number % 3))
     found |= {f"sync-{name}": Scenario(faults=EVERYTHING, training=training) for name, training in POLICIES.items()}
     for kind, faults in KINDS.items():
@@ -299,7 +299,7 @@ def _patient(found: dict[str, Scenario]) -> None:
     large = {"size": 1024, "slice_nbytes": 8 << 10, "timeout": 2000.0}
     starved = {
         "async": lambda: AsyncTraining(steps=3, parameters=2, **large),  # type: ignore[arg-type]
-        "ssp": lambda: BoundedTraining(1, steps=3, parameters=2, **large),  # type: ignore[arg-type]
+        "bounded": lambda: BoundedTraining(1, steps=3, parameters=2, **large),  # type: ignore[arg-type]
         "sync": _synchronous(steps=3, parameters=2, **large),
     }
     for mode, training in starved.items():
@@ -314,7 +314,7 @@ def _orphaned(found: dict[str, Scenario]) -> None:
     """Enter coordinators that die for good, or have a successor, and workers that come back with a claim."""
     lasting = {
         "async": lambda: AsyncTraining(steps=8, parameters=4, size=32, lives=8, compute_s=4.0),
-        "ssp": lambda: BoundedTraining(1, steps=8, parameters=4, size=32, lives=8, compute_s=4.0),
+        "bounded": lambda: BoundedTraining(1, steps=8, parameters=4, size=32, lives=8, compute_s=4.0),
         "sync": _synchronous(steps=8, compute_s=3.0, retain=1, eager=0.3),
         "sync-data": _synchronous(data=DataSpec(name="examples", num_examples=600, range_size=10, passes=2)),
     }
@@ -328,7 +328,7 @@ def _orphaned(found: dict[str, Scenario]) -> None:
         found[f"{mode}-succeeded"] = Scenario(faults=Faults(delay=0.004), training=training, succeeded=True)
     returning = {
         "async": lambda: AsyncTraining(steps=4, parameters=4, size=32, lives=16, compute_s=0.3),
-        "ssp": lambda: BoundedTraining(1, steps=5, parameters=4, size=32, lives=16, compute_s=0.3),
+        "bounded": lambda: BoundedTraining(1, steps=5, parameters=4, size=32, lives=16, compute_s=0.3),
         "sync": _synchronous(steps=5, retain=1),
         "sync-backup": POLICIES["backup"],
         "sync-data": POLICIES["data"],
@@ -349,11 +349,11 @@ def _saved(found: dict[str, Scenario]) -> None:
     failing = Faults(delay=0.004, saving=0.004, disk=0.05)
     partly = {
         "async": lambda: AsyncTraining(steps=7, parameters=4, size=64, lives=32, compute_s=0.3, partly=True),
-        "ssp": lambda: BoundedTraining(2, steps=7, parameters=4, size=64, lives=32, compute_s=0.8, partly=True),
+        "bounded": lambda: BoundedTraining(2, steps=7, parameters=4, size=64, lives=32, compute_s=0.8, partly=True),
         "sync": _synchronous(steps=12, parameters=6, partly=True),
     }
     for mode, training in partly.items():
-        workers = 2 if mode == "ssp" else 3  # of three, one has always pushed meanwhile
+        workers = 2 if mode == "bounded" else 3  # of three, one has always pushed meanwhile
         found[f"{mode}-saves-partly"] = Scenario(faults=failing, training=training, saved=True, workers=workers)
 
 
@@ -417,7 +417,7 @@ def _returned(found: dict[str, Scenario]) -> None:
     """Enter coordinators that die again and again, and come back from their journals."""
     kept = {
         "async": LONG["async"],
-        "ssp": lambda: BoundedTraining(1, steps=8, parameters=4, size=32, lives=16, compute_s=1.0),
+        "bounded": lambda: BoundedTraining(1, steps=8, parameters=4, size=32, lives=16, compute_s=1.0),
         "sync": _synchronous(steps=8, compute_s=1.0, lives=16, retain=1),
         "sync-data": _synchronous(data=DataSpec(name="examples", num_examples=120, range_size=10, passes=2)),
         "sync-backup": _synchronous(steps=8, compute_s=1.0, aggregate=2),
@@ -428,7 +428,7 @@ def _returned(found: dict[str, Scenario]) -> None:
     for mode, training in kept.items():
         calm = Faults(delay=0.004)
         found[f"{mode}-returned"] = Scenario(faults=calm, training=training, journaled=True, calm_s=LATE_CALM_S)
-    for mode in ("async", "ssp", "sync", "sync-data"):
+    for mode in ("async", "bounded", "sync", "sync-data"):
         for kind, faults in (("everything", EVERYTHING), ("restarts", RESTARTS), ("freezes", FREEZES)):
             found[f"{mode}-returned-{kind}"] = Scenario(
                 faults=faults, training=kept[mode], journaled=True, calm_s=LATE_CALM_S
@@ -443,7 +443,7 @@ def _returned(found: dict[str, Scenario]) -> None:
         found[f"{mode}-returned-saves"] = Scenario(faults=crashes, training=training, saved=True, journaled=True)
     copied = {
         "async": lambda: AsyncTraining(steps=8, parameters=4, size=32, lives=12, compute_s=0.8, timeout=60.0),
-        "ssp": lambda: BoundedTraining(1, steps=8, parameters=4, size=32, lives=12, compute_s=0.8, timeout=60.0),
+        "bounded": lambda: BoundedTraining(1, steps=8, parameters=4, size=32, lives=12, compute_s=0.8, timeout=60.0),
         "sync": _synchronous(steps=8, compute_s=0.8, lives=30, timeout=60.0),
     }
     for mode, training in copied.items():
@@ -459,7 +459,7 @@ def _replicated(found: dict[str, Scenario]) -> None:
     """Enter servers that are lost, and whose backups take over."""
     replicated = {
         "async": lambda: AsyncTraining(steps=8, parameters=6, size=40, lives=12, compute_s=0.8, timeout=60.0),
-        "ssp": lambda: BoundedTraining(1, steps=8, parameters=6, size=40, lives=12, compute_s=0.8, timeout=60.0),
+        "bounded": lambda: BoundedTraining(1, steps=8, parameters=6, size=40, lives=12, compute_s=0.8, timeout=60.0),
         "sync": _synchronous(steps=8, parameters=6, size=48, lives=30, compute_s=0.8, timeout=60.0),
     }
     losing = {
@@ -511,7 +511,7 @@ def _together(found: dict[str, Scenario]) -> None:
         found["sync-replicas-both"], training=_synchronous(skips=0.4, steps=8, lives=30, compute_s=0.8, timeout=60.0)
     )
     skips = partial(BoundedTraining, 1, skips=0.4, steps=6, parameters=4, size=32, lives=12, compute_s=0.2, partly=True)
-    found["ssp-skips"] = Scenario(faults=EVERYTHING, training=skips)
+    found["bounded-skips"] = Scenario(faults=EVERYTHING, training=skips)
 
 
 def _set(found: dict[str, Scenario]) -> None:
@@ -529,7 +529,7 @@ def _set(found: dict[str, Scenario]) -> None:
     )
     setting: dict[str, object] = {"values": 0.5, "clip_norm": 5.0, "steps": 8}
     found["async-values"] = Scenario(faults=EVERYTHING, training=SettingTraining)
-    found["ssp-values"] = Scenario(faults=EVERYTHING, training=lambda: SettingTraining(2))
+    found["bounded-values"] = Scenario(faults=EVERYTHING, training=lambda: SettingTraining(2))
     found["async-values-replicas"] = replace(
         found["async-replicas"], training=lambda: SettingTraining(compute_s=0.8, timeout=60.0)
     )
@@ -549,10 +549,10 @@ def _set(found: dict[str, Scenario]) -> None:
 def _coded(found: dict[str, Scenario]) -> None:
     """Enter codecs, and workers of one host that combine their gradients."""
     for kind, faults in {"loss": LOSS, "twisted": TWISTED, "drops": DROPS}.items():
-        found[f"async-coded-{kind}"] = Scenario(faults=faults, training=CodedTraining)
-        found[f"sync-coded-{kind}"] = Scenario(faults=faults, training=lambda: CodedTraining(staleness=0), workers=4)
-    for mode, staleness, workers in (("async", None, 3), ("sync", 0, 4)):
-        coded = partial(CodedTraining, staleness=staleness, compute_s=0.3, timeout=200.0)
+        found[f"async-coded-{kind}"] = Scenario(faults=faults, training=partial(CodedTraining, mode="async"))
+        found[f"sync-coded-{kind}"] = Scenario(faults=faults, training=CodedTraining, workers=4)
+    for mode, workers in (("async", 3), ("sync", 4)):
+        coded = partial(CodedTraining, mode=mode, compute_s=0.3, timeout=200.0)
         found[f"{mode}-coded-drains"] = Scenario(faults=DRAINS["drains"], training=coded, servers=3, workers=workers)
         found[f"{mode}-coded-scales"] = Scenario(faults=SCALES["scales"], training=coded, workers=workers)
         found[f"{mode}-coded-replicas"] = Scenario(

@@ -53,7 +53,7 @@ def parser() -> argparse.ArgumentParser:
         f"always with all scenarios and {ENOUGH_SEEDS:,} seeds",
     )
     cluster = parser.add_argument_group("a cluster of some size, without --scenario")
-    cluster.add_argument("--mode", choices=MODES, default="async")
+    cluster.add_argument("--mode", choices=MODES, default="sync")
     cluster.add_argument("--servers", type=int, default=2)
     cluster.add_argument("--workers", type=int, default=4)
     cluster.add_argument("--steps", type=int, default=3, help="of each worker")

@@ -94,7 +94,7 @@ def job_columns(width: int, jobs: Sequence[JobRow]) -> list[Column]:
     columns = [
         Column(title="job", width=max(4, longest + 1), text=lambda job: job.name[:longest]),
         Column(title="state", width=13, text=lambda job: job.state[:12], rank=3, style=_state),
-        Column(title="mode", width=6, text=lambda job: job.mode, rank=4),
+        Column(title="mode", width=7, text=lambda job: job.mode, rank=4),
         Column(title="step", width=9, text=lambda job: number_of_steps(job.step), right=True, rank=1),
         Column(title="steps/s", width=9, text=lambda job: number(job.rate), right=True, rank=1),
     ]

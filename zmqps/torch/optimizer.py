@@ -42,9 +42,10 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc,unused-ignore]
     optimizer : torch.optim.Optimizer
         Over the model's parameters; it says which equation, numbers and groups (`zmqps.torch.spec_of`), and is not
         stepped itself. Parameters in none of its groups are frozen.
+    mode : {"sync", "async", "bounded"}
+        As for `zmqps.Worker.init`: ``sync`` trains as one large batch.
     staleness : int, optional
-        As for `zmqps.Worker.init`: 0 trains synchronously, as one large batch; None asynchronously; n with bounded
-        staleness.
+        As for `zmqps.Worker.init`: of the bounded mode.
     clip_norm, clip_value : float, optional
         As for each optimizer of `zmqps.optim`. Synchronous: ``clip_norm`` limits the norm of the mean over all workers,
         where ``torch.nn.utils.clip_grad_norm_`` before ``step`` limits that of this worker's gradient.
@@ -97,7 +98,8 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc,unused-ignore]
         worker: Worker | None,
         optimizer: torch.optim.Optimizer,
         *,
-        staleness: int | None = 0,
+        mode: str = "sync",
+        staleness: int | None = None,
         clip_norm: float | None = None,
         clip_value: float | None = None,
         count: str = "pushes",
@@ -126,7 +128,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc,unused-ignore]
             "workers": workers, "push_codec": push_codec, "pull_codec": pull_codec,
         }  # fmt: skip
         options = Options(
-            staleness=staleness, clip_norm=clip_norm, clip_value=clip_value, count=count, buffers=buffers,
+            mode=mode, staleness=staleness, clip_norm=clip_norm, clip_value=clip_value, count=count, buffers=buffers,
             share_gradients=share_gradients, overlap=overlap, accumulate=accumulate, process_group=process_group,
             timeout=timeout, init=init,
         )  # fmt: skip
@@ -316,7 +318,7 @@ def training(
 
     Examples
     --------
-    >>> with zmqps.torch.training(model, optimizer, worker, staleness=0):  # doctest: +SKIP
+    >>> with zmqps.torch.training(model, optimizer, worker):  # doctest: +SKIP
     ...     train(model, optimizer)
     """
     if options.get("share_gradients"):

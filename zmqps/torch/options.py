@@ -15,6 +15,7 @@ from zmqps.torch.buffers import BUFFERS
 class Options:
     """The options of `zmqps.torch.Optimizer`, which describes them; ``init`` are those of `zmqps.Worker.init`."""
 
+    mode: str
     staleness: int | None
     clip_norm: float | None
     clip_value: float | None
@@ -30,7 +31,7 @@ class Options:
     @property
     def sync(self) -> bool:
         """Whether workers train as one large batch."""
-        return self.staleness == 0
+        return self.mode == "sync"
 
     @property
     def buffers_by(self) -> str:
@@ -42,7 +43,9 @@ class Options:
         checks.one_of("buffers", self.buffers_by, BUFFERS)
         checks.whole("accumulate", self.accumulate, 1)
         if self.buffers_by == "average" and not self.sync:
-            raise ConfigurationError("buffers are averaged in a synchronous step: pass staleness=0, or buffers='chief'")
+            raise ConfigurationError(
+                "buffers are averaged in a synchronous step: pass mode=\"sync\", or buffers='chief'"
+            )
         if not has_worker and self.process_group is None:
             raise ConfigurationError("worker=None is for processes of a process_group whose first one has the worker")
         if self.accumulate > 1 and not self.overlap:
@@ -50,4 +53,4 @@ class Options:
                 "accumulate= is for overlap=True; without it, call step() after as many backward passes as you like"
             )
         if self.overlap and self.clip_norm is not None and not self.sync:
-            raise ConfigurationError("overlap=True pushes before the norm is known: clip_norm needs staleness=0")
+            raise ConfigurationError('overlap=True pushes before the norm is known: clip_norm needs mode="sync"')

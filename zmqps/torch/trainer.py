@@ -107,6 +107,7 @@ class Trainer:
                 count=options.count,
             ),
             buffers=self._buffers.copies,
+            mode=options.mode,
             staleness=options.staleness,
             timeout=options.timeout,
             **more,
@@ -193,7 +194,7 @@ class Trainer:
     def _push(self, worker: Worker, scale: Any) -> None:
         options = self.options
         sent = self._buffers.push(worker, options.timeout)
-        sent += self.tables.push(scale, fetch=options.staleness is None, timeout=options.timeout)
+        sent += self.tables.push(scale, fetch=options.mode == "async", timeout=options.timeout)
         gradients = {name: parameter.grad for name, parameter in self._trained}
         if scale is not None:
             gradients = {name: None if g is None else g / scale for name, g in gradients.items()}
@@ -228,7 +229,7 @@ class Trainer:
             timeout = self.options.timeout
             buffers = {name: tensor.detach().clone() for name, tensor in self._buffers.live().items()}
             values = {**parameters_of(self.model), **buffers}
-            self._worker.set(values, step=self.options.staleness is not None, timeout=timeout)
+            self._worker.set(values, step=self.options.mode != "async", timeout=timeout)
             self._pull(self._worker, [])
         self._spread()
         self._watch.note_all()

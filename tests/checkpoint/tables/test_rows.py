@@ -43,7 +43,7 @@ def spec_of(name: str, dim: int = 3, **options: Any) -> TableSpec:
 
 
 def job_of(*tables: TableSpec) -> JobSpec:
-    return JobSpec(parameters=(), optimizer=optim.sgd(1.0).to_wire(), tables=tables)
+    return JobSpec(parameters=(), optimizer=optim.sgd(1.0).to_wire(), mode="async", tables=tables)
 
 
 class Servers:
@@ -304,4 +304,4 @@ def test_the_only_table_of_a_job_needs_no_name(tmp_path: Path) -> None:
 def test_a_parameter_is_not_named_as_the_rows_of_a_table() -> None:
     parameter = Parameter("items.values", (3,), "float32")
     with pytest.raises(ConfigurationError, match="stands for the table's rows"):
-        JobSpec(parameters=(parameter,), optimizer=optim.sgd(1.0).to_wire(), tables=(spec_of("items"),))
+        JobSpec(parameters=(parameter,), optimizer=optim.sgd(1.0).to_wire(), mode="async", tables=(spec_of("items"),))

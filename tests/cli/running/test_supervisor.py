@@ -28,7 +28,7 @@ COUNT = """
 import os, signal, numpy as np, zmqps
 first_life = os.environ["ZMQPS_WORKER_RESTART"] == "0"
 with zmqps.connect(os.environ["ZMQPS_COORDINATOR"]) as worker:
-    worker.init({"used": np.zeros(300, np.float32)}, optimizer=zmqps.optim.sgd(1.0))
+    worker.init({"used": np.zeros(300, np.float32)}, optimizer=zmqps.optim.sgd(1.0), mode="async")
     print("life", os.environ["ZMQPS_WORKER_RESTART"], "has rank", worker.rank)
     if first_life:
         worker.barrier("all are here", timeout=60)
@@ -108,7 +108,7 @@ import os, signal, sys, numpy as np, zmqps
 zmqps.drain_on()
 index, asked = os.environ["ZMQPS_WORKER_INDEX"], sys.argv[1:] == ["1"]
 with zmqps.connect(os.environ["ZMQPS_COORDINATOR"], name="w" + index) as worker:
-    worker.init({"w": np.zeros(4, np.float32)}, optimizer=zmqps.optim.sgd(1.0), staleness=0)
+    worker.init({"w": np.zeros(4, np.float32)}, optimizer=zmqps.optim.sgd(1.0), mode="sync")
     while not asked or (version := worker.pull().version) < 40:
         if worker.draining:
             worker.drain()
@@ -148,7 +148,7 @@ import os, signal, numpy as np, zmqps
 with zmqps.connect(os.environ["ZMQPS_COORDINATOR"], timeout=60) as worker:
     worker.on_rollback(lambda back: print("back at", back.version, "lost", back.lost, "steps"))
     zeros = {"w": np.zeros(20_000, np.float32), "b": np.zeros(7, np.float32)}  # a slice for each server
-    worker.init(zeros, optimizer=zmqps.optim.sgd(1.0), staleness=0)
+    worker.init(zeros, optimizer=zmqps.optim.sgd(1.0), mode="sync")
     params, steps = worker.pull(), 0
     while params.version < 30:
         params = worker.push_pull({name: np.full_like(value, -1) for name, value in zeros.items()})

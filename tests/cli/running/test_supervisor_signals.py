@@ -105,7 +105,7 @@ def test_a_start_in_the_background_succeeds_although_ends_of_children_are_ignore
 TRAINS = """
 import numpy as np, zmqps
 with zmqps.connect() as worker:
-    worker.init({"w": np.zeros(4)}, optimizer=zmqps.optim.sgd(0.1))
+    worker.init({"w": np.zeros(4)}, optimizer=zmqps.optim.sgd(0.1), mode="async")
     print("it trains", flush=True)
     while True:
         worker.push_pull({"w": np.zeros(4)})

@@ -15,28 +15,32 @@ from zmqps.core.job.tables import TableSpec
 from zmqps.errors import ConfigurationError
 
 SGD = optim.sgd(0.5)
+BOUNDED = {"mode": "bounded", "staleness": 3}
 
 
-def job(optimizer: optim.OptimizerSpec = SGD, admit: int = 1, **options: Any) -> tuple[JobSpec, TableSpec]:
+def job(
+    optimizer: optim.OptimizerSpec = SGD, admit: int = 1, mode: str = "async", **options: Any
+) -> tuple[JobSpec, TableSpec]:
     spec = table(2, optimizer=optimizer, admit=admit).named("items")
-    return JobSpec(parameters=(), optimizer=optimizer.to_wire(), tables=(spec,), **options), spec
+    return JobSpec(parameters=(), optimizer=optimizer.to_wire(), tables=(spec,), mode=mode, **options), spec
 
 
 @pytest.mark.parametrize(
-    ("staleness", "wanted", "bound"), [(None, None, STALENESS), (None, 100, 100), (3, None, 3), (3, 2, 2), (3, 3, 3)]
+    ("mode", "wanted", "bound"),
+    [({}, None, STALENESS), ({}, 100, 100), (BOUNDED, None, 3), (BOUNDED, 2, 2), (BOUNDED, 3, 3)],
 )
 def test_rows_are_read_for_as_long_as_is_said_or_the_job_allows(
-    staleness: int | None, wanted: int | None, bound: int
+    mode: dict[str, Any], wanted: int | None, bound: int
 ) -> None:
-    assert row_cache(10, staleness=wanted).bound(*job(staleness=staleness)) == bound
+    assert row_cache(10, staleness=wanted).bound(*job(**mode)) == bound
 
 
 @pytest.mark.parametrize(
     ("options", "mode", "says"),
     [
-        ({}, {"staleness": 0}, "synchronous"),
-        ({"staleness": 4}, {"staleness": 3}, r"row_cache\(…, staleness=3\)"),
-        ({"defer": True}, {"staleness": 3}, "others count on what was pushed"),
+        ({}, {"mode": "sync"}, "synchronous"),
+        ({"staleness": 4}, BOUNDED, r"row_cache\(…, staleness=3\)"),
+        ({"defer": True}, BOUNDED, "others count on what was pushed"),
         ({"defer": True}, {"optimizer": optim.adagrad(0.1)}, "'adagrad' makes of a row of 'items'"),
         ({"defer": True}, {"push_codec": "int8"}, "raw gradients"),
         ({"defer": True}, {"admit": 2}, "admit=1"),

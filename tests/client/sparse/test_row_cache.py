@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -33,8 +34,9 @@ class Slow(Member):
 
     def __init__(self, optimizer: optim.OptimizerSpec = SGD, **options: Any) -> None:
         super().__init__()
-        job = JobSpec(parameters=(), optimizer=SGD.to_wire(), tables=(table(2, optimizer=optimizer).named("items"),))
-        self.job = JobSpec(parameters=(), optimizer=SGD.to_wire(), tables=job.tables, **options)
+        tables = (table(2, optimizer=optimizer).named("items"),)
+        job = JobSpec(parameters=(), optimizer=SGD.to_wire(), tables=tables, mode="async")
+        self.job = replace(job, **options)
         self.requests = Requests(Attached(self.job, Placement.balance(KeySpace.of(self.job), SHARDS)), Handover())
         self.waiting: list[tuple[Future[Any], Callable[[Any], Any] | None]] = []
         self.is_slow = False
@@ -289,7 +291,7 @@ def test_rows_that_are_loaded_are_read(defer: bool) -> None:
 
 def test_a_push_that_is_refused_changes_nothing_here() -> None:
     with InProcessCluster() as cluster, zmqps.connect(cluster.address, timeout=PATIENCE) as worker:
-        worker.init({}, tables={"t": table(2, optimizer=SGD)}, timeout=PATIENCE)
+        worker.init({}, tables={"t": table(2, optimizer=SGD)}, mode="async", timeout=PATIENCE)
         items = worker.table("t", cache=row_cache(10, defer=True))
         items.pull([5], timeout=PATIENCE)
         items.pull([5], timeout=PATIENCE)

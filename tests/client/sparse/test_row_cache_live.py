@@ -11,6 +11,7 @@ import pytest
 
 import zmqps
 from tests.inprocess import InProcessCluster
+from tests.modes import MODES
 from tests.team import PATIENCE, Team
 from zmqps import optim, row_cache
 from zmqps.client.sparse.tables import table
@@ -57,7 +58,7 @@ def train(worker: zmqps.Worker, **options: Any) -> Array:
 @pytest.mark.parametrize("defer", [True, False])
 @pytest.mark.parametrize("read_own", [True, False])
 def test_all_gradients_of_several_workers_are_applied_once(read_own: bool, defer: bool) -> None:
-    with InProcessCluster(servers=2) as cluster, Team(cluster.address, 3, {}, tables=TABLES) as team:
+    with InProcessCluster(servers=2) as cluster, Team(cluster.address, 3, {}, tables=TABLES, mode="async") as team:
         totals = team.all(lambda worker: train(worker, staleness=3, defer=defer, read_own=read_own))
         statistics = [worker.table("t").cache_statistics() for worker in team.workers]
         assert all(bool(figures.deferred) == defer for figures in statistics)
@@ -68,7 +69,7 @@ def test_all_gradients_of_several_workers_are_applied_once(read_own: bool, defer
 
 def test_a_worker_reads_its_own_pushes_all_the_while(address: str) -> None:
     with zmqps.connect(address, job="own", timeout=PATIENCE) as worker:
-        worker.init({}, tables=TABLES, timeout=PATIENCE)
+        worker.init({}, tables=TABLES, mode="async", timeout=PATIENCE)
         items = worker.table("t", cache=row_cache(20, staleness=3, defer=True))
         rng, expected = np.random.default_rng(0), np.zeros((len(IDS), DIM), np.float32)
         for step in range(100):
@@ -87,7 +88,7 @@ def test_a_worker_reads_its_own_pushes_all_the_while(address: str) -> None:
 def test_no_read_of_a_bounded_worker_is_older_than_the_job_allows(staleness: int) -> None:
     """Each worker adds one to a row of its own in each step, and reads those of all: they tell its clock."""
     steps, workers = 60, 3
-    options = {"tables": {"t": table(DIM, optimizer=SGD)}, "staleness": staleness}
+    options = {"tables": {"t": table(DIM, optimizer=SGD)}, "mode": "bounded", "staleness": staleness}
     with InProcessCluster(servers=2, workers=workers) as cluster, Team(cluster.address, workers, {}, **options) as team:
 
         def work(worker: zmqps.Worker) -> tuple[list[Array], int]:
@@ -107,7 +108,7 @@ def test_no_read_of_a_bounded_worker_is_older_than_the_job_allows(staleness: int
 
 
 def test_what_was_read_while_another_worker_was_far_behind_is_soon_asked_for_again() -> None:
-    options = {"tables": TABLES, "staleness": 2}
+    options = {"tables": TABLES, "mode": "bounded", "staleness": 2}
     with InProcessCluster(servers=1, workers=2) as cluster, Team(cluster.address, 2, {}, **options) as team:
         ahead, behind = [worker.table("t") for worker in team.workers]
         ahead = team.workers[0].table("t", cache=row_cache(50))
@@ -130,7 +131,7 @@ def test_what_was_read_while_another_worker_was_far_behind_is_soon_asked_for_aga
 def test_held_steps_count_for_what_may_be_read(address: str) -> None:
     """A step that is submitted and not over yet is one that a read comes after: alone, a worker is never held back."""
     with zmqps.connect(address, job="held", timeout=PATIENCE) as worker:
-        worker.init({}, tables=TABLES, staleness=2, timeout=PATIENCE)
+        worker.init({}, tables=TABLES, mode="bounded", staleness=2, timeout=PATIENCE)
         items = worker.table("t", cache=row_cache(50))
         items.pull([1], timeout=PATIENCE)
         pushes = [items.push_async([2], np.zeros((1, DIM)), timeout=PATIENCE) for _ in range(5)]
@@ -144,9 +145,9 @@ def test_held_steps_count_for_what_may_be_read(address: str) -> None:
 @pytest.mark.parametrize(
     ("mode", "options", "says"),
     [
-        ({"staleness": 0}, {}, "synchronous training has no cache"),
-        ({"staleness": 2}, {"staleness": 3}, "at most 2 clocks old"),
-        ({"staleness": 2}, {"defer": True}, "not deferred"),
+        ({"mode": "sync"}, {}, "synchronous training has no cache"),
+        ({"mode": "bounded", "staleness": 2}, {"staleness": 3}, "at most 2 clocks old"),
+        ({"mode": "bounded", "staleness": 2}, {"defer": True}, "not deferred"),
     ],
 )
 def test_what_does_not_go_with_the_mode_is_refused(
@@ -198,7 +199,7 @@ def test_what_is_kept_is_sent_at_the_end(address: str, how: str) -> None:
     with zmqps.connect(address, job=job, timeout=PATIENCE) as other:
         with zmqps.connect(address, job=job, timeout=PATIENCE) as worker:
             for one in (other, worker):
-                one.init({}, tables=TABLES, timeout=PATIENCE)
+                one.init({}, tables=TABLES, mode="async", timeout=PATIENCE)
             keep_something(worker)
             assert other.table("t").rows([7], timeout=PATIENCE)[0, 0] == 0.0
             ENDS[how](worker)
@@ -213,7 +214,7 @@ def test_a_worker_that_begins_a_new_life_has_lost_what_it_kept(address: str, cap
         zmqps.connect(address, job="again", timeout=PATIENCE) as worker,
     ):
         for one in (other, worker):
-            one.init({}, tables=TABLES, timeout=PATIENCE)
+            one.init({}, tables=TABLES, mode="async", timeout=PATIENCE)
         keep_something(worker)
         worker.rejoin(timeout=PATIENCE)
         assert "gradients of 1 rows of 't'" in caplog.text
@@ -225,7 +226,7 @@ def test_a_worker_that_begins_a_new_life_has_lost_what_it_kept(address: str, cap
 
 def test_a_closed_worker_answers_nothing(address: str) -> None:
     with zmqps.connect(address, job="closed", timeout=PATIENCE) as worker:
-        worker.init({}, tables=TABLES, timeout=PATIENCE)
+        worker.init({}, tables=TABLES, mode="async", timeout=PATIENCE)
         items = worker.table("t", cache=row_cache(10))
         items.pull([7], timeout=PATIENCE)
         worker.close()
@@ -241,7 +242,7 @@ def test_copies_are_read_no_more_once_the_job_has_gone_back(address: str) -> Non
         zmqps.connect(address, job="back", timeout=PATIENCE) as worker,
     ):
         for one in (other, worker):
-            one.init({}, tables=TABLES, timeout=PATIENCE)
+            one.init({}, tables=TABLES, mode="async", timeout=PATIENCE)
         keep_something(worker)
         other.table("t").push([7], np.full((1, DIM), -10.0), timeout=PATIENCE)
         items = worker.table("t")
@@ -257,7 +258,7 @@ def test_an_observer_reads_again_for_so_many_pulls(address: str) -> None:
         zmqps.connect(address, job="seen", timeout=PATIENCE) as worker,
         zmqps.connect(address, job="seen", observer=True, timeout=PATIENCE) as observer,
     ):
-        worker.init({}, tables=TABLES, staleness=3, timeout=PATIENCE)
+        worker.init({}, tables=TABLES, mode="bounded", staleness=3, timeout=PATIENCE)
         items = observer.table("t", cache=row_cache(10, staleness=2))
         assert items.pull([7], timeout=PATIENCE)[0, 0] == 0.0
         worker.table("t").push([7], -np.ones((1, DIM)), timeout=PATIENCE)
@@ -269,21 +270,21 @@ def test_a_worker_that_has_not_called_init_has_no_steps_until_it_does(address: s
         zmqps.connect(address, job="unnamed", timeout=PATIENCE) as worker,
         zmqps.connect(address, job="unnamed", timeout=PATIENCE) as reader,
     ):
-        worker.init({}, tables=TABLES, staleness=2, timeout=PATIENCE)
+        worker.init({}, tables=TABLES, mode="bounded", staleness=2, timeout=PATIENCE)
         items = reader.table("t", cache=row_cache(10), timeout=PATIENCE)
         assert items.pull([7], timeout=PATIENCE)[0, 0] == 0.0
         worker.table("t").push([7], -np.ones((1, DIM)), timeout=PATIENCE)
         assert [items.pull([7], timeout=PATIENCE)[0, 0] for _ in range(3)] == [0.0, 0.0, 1.0]
         worker.table("t").push([7], -np.ones((1, DIM)), timeout=PATIENCE)
-        reader.init({}, tables=TABLES, staleness=2, timeout=PATIENCE)
+        reader.init({}, tables=TABLES, mode="bounded", staleness=2, timeout=PATIENCE)
         assert [items.pull([7], timeout=PATIENCE)[0, 0] for _ in range(5)] == [2.0] * 5
         assert items.cache_statistics().misses == 3
 
 
-@pytest.mark.parametrize("staleness", [None, 2])
-def test_futures_go_on_in_callbacks(address: str, staleness: int | None) -> None:
-    with zmqps.connect(address, job=f"callback-{staleness}", timeout=PATIENCE) as worker:
-        worker.init({}, tables=TABLES, staleness=staleness, timeout=PATIENCE)
+@pytest.mark.parametrize("mode", ["async", "bounded"])
+def test_futures_go_on_in_callbacks(address: str, mode: str) -> None:
+    with zmqps.connect(address, job=f"callback-{mode}", timeout=PATIENCE) as worker:
+        worker.init({}, tables=TABLES, **MODES[mode], timeout=PATIENCE)
         items, told = worker.table("t", cache=row_cache(10)), Future[list[Future[Any]]]()
         items.pull([7], timeout=PATIENCE)
 

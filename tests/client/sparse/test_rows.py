@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.modes import MODES
 from zmqps import codecs
 from zmqps.client.requests import Requests
 from zmqps.client.sparse.rows import Brought, RowRequests, Wanted
@@ -31,7 +32,7 @@ from zmqps.rows.initial import Initial
 DIM = 3
 SGD = sgd(1.0).to_wire()
 ITEMS = TableSpec(name="items", dim=DIM, optimizer=SGD, initial=Initial("zeros").to_wire())
-JOB = JobSpec(parameters=(), optimizer=SGD, tables=(ITEMS,))
+JOB = JobSpec(parameters=(), optimizer=SGD, mode="async", tables=(ITEMS,))
 #: Of every dtype that ids may be of, at both ends of what it holds.
 ENDS = [
     (np.dtype(name), [np.iinfo(name).min, 1, np.iinfo(name).max])
@@ -260,10 +261,10 @@ def test_an_empty_batch_asks_nobody(nothing: Any) -> None:
 
 
 def test_an_empty_batch_of_a_step_tells_every_shard_of_a_push() -> None:
-    push = Servers(staleness=0, shards=3).push([], np.empty((0, DIM)))
+    push = Servers(mode="sync", shards=3).push([], np.empty((0, DIM)))
     assert [len(row) for row in push.cargoes] == [1, 1, 1]
     assert all(cargo.begins for cargo in cargoes_of(push))
-    assert not cargoes_of(Servers(staleness=2, shards=3).push([], np.empty((0, DIM))))
+    assert not cargoes_of(Servers(mode="bounded", staleness=2, shards=3).push([], np.empty((0, DIM))))
 
 
 # --- gradients ----------------------------------------------------------------------------------
@@ -350,11 +351,11 @@ FROZEN = sgd(1.0, groups=[group("w", frozen=True)]).to_wire()
     ],
     ids=["alone", "with another table", "beside parameters", "beside a buffer", "beside what is frozen"],
 )
-@pytest.mark.parametrize("staleness", [0, 3])
+@pytest.mark.parametrize("mode", ["sync", "bounded"])
 def test_a_push_ends_the_step_where_there_is_nothing_else_to_train(
-    options: dict[str, Any], ends: bool, staleness: int
+    options: dict[str, Any], ends: bool, mode: str
 ) -> None:
-    requests = of_job(staleness=staleness, **options)
+    requests = of_job(**MODES[mode], **options)
     assert pushing(requests, [1], ones(1)).whole is ends
     assert push_pulling(requests, [1], ones(1), [2])[0].whole is ends
     for said in (True, False):
@@ -366,17 +367,17 @@ def test_a_push_ends_the_step_where_there_is_nothing_else_to_train(
         requests.load([1], ones(1), None)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("staleness", "shards_told"), [(None, 1), (2, 1), (0, 4)])
-def test_every_shard_is_told_of_a_push_that_is_a_part_of_a_step(staleness: int | None, shards_told: int) -> None:
-    push = pushing(of_job(4, staleness=staleness), [1], ones(1))
+@pytest.mark.parametrize(("mode", "shards_told"), [("async", 1), ("bounded", 1), ("sync", 4)])
+def test_every_shard_is_told_of_a_push_that_is_a_part_of_a_step(mode: str, shards_told: int) -> None:
+    push = pushing(of_job(4, **MODES[mode]), [1], ones(1))
     assert sum(map(bool, push.cargoes)) == shards_told
 
 
 def test_a_push_and_a_pull_are_one_round_trip_where_nothing_waits_for_others() -> None:
-    for staleness in (None, 0, 2):
-        requests = of_job(staleness=staleness)
+    for mode in MODES:
+        requests = of_job(**MODES[mode])
         push, pull, _ = push_pulling(requests, [1, 2, 1], ones(3), [2, 9])
-        assert (push.cargoes is pull.cargoes) == (staleness is None)
+        assert (push.cargoes is pull.cargoes) == (mode == "async")
         assert ids_of(push) == [1, 2]
         assert ids_of(pull) == [2, 9]
 

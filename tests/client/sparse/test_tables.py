@@ -145,7 +145,7 @@ class Member:
 
     def __init__(self) -> None:
         tables = (table(2, optimizer=SGD).named("items"),)
-        job = JobSpec(parameters=(), optimizer=SGD.to_wire(), tables=tables, pull_codec="fp16")
+        job = JobSpec(parameters=(), optimizer=SGD.to_wire(), mode="async", tables=tables, pull_codec="fp16")
         self.requests = Requests(Attached(job, Placement.balance(KeySpace.of(job), SHARDS)), Handover())
         self.rows: dict[int, Array] = {}
         self.shard_of: dict[int, int] = {}
@@ -311,7 +311,7 @@ def address() -> Iterator[str]:
 
 def test_what_blocks_is_refused_in_a_callback_and_futures_go_on(address: str) -> None:
     with zmqps.connect(address, job="callback", timeout=PATIENCE) as worker:
-        worker.init({}, tables={"t": table(2, optimizer=SGD, initial=constant(1.0))}, timeout=PATIENCE)
+        worker.init({}, tables={"t": table(2, optimizer=SGD, initial=constant(1.0))}, mode="async", timeout=PATIENCE)
         items, told = worker.table("t"), Future[list[str]]()
         blocking: list[Callable[[], Any]] = [
             lambda: items.pull([1]),
@@ -346,7 +346,7 @@ def test_what_blocks_is_refused_in_a_callback_and_futures_go_on(address: str) ->
 
 def test_a_future_brings_rows_while_something_else_is_done(address: str) -> None:
     with zmqps.connect(address, job="futures", timeout=PATIENCE) as worker:
-        worker.init({}, tables={"t": table(2, optimizer=SGD)}, timeout=PATIENCE)
+        worker.init({}, tables={"t": table(2, optimizer=SGD)}, mode="async", timeout=PATIENCE)
         items, ids = worker.table("t"), np.arange(1000)
         pushes = [items.push_async(ids, np.full((1000, 2), -1.0), timeout=PATIENCE) for _ in range(20)]
         coming = items.pull_async(ids, timeout=PATIENCE)  # behind the pushes: it sees what they change
@@ -360,7 +360,7 @@ def test_the_way_to_a_table_outlives_a_rejoin(address: str) -> None:
         zmqps.connect(address, job="rejoin", timeout=PATIENCE) as keeper,
     ):
         for member in (worker, keeper):
-            member.init({}, tables={"t": table(2, optimizer=SGD)}, timeout=PATIENCE)
+            member.init({}, tables={"t": table(2, optimizer=SGD)}, mode="async", timeout=PATIENCE)
         items = worker.table("t")
         items.push([4], -np.ones((1, 2)), timeout=PATIENCE)
         worker.rejoin(timeout=PATIENCE)
@@ -371,7 +371,7 @@ def test_there_is_no_table_before_there_is_a_job_and_none_after_a_close(address:
     with zmqps.connect(address, job="none", timeout=PATIENCE) as worker:
         with pytest.raises(JobError, match="no job is running yet"):
             worker.table("t")
-        worker.init({}, tables={"t": table(2, optimizer=SGD)}, timeout=PATIENCE)
+        worker.init({}, tables={"t": table(2, optimizer=SGD)}, mode="async", timeout=PATIENCE)
         items = worker.table("t")
     with pytest.raises(ClosedError):
         items.pull([1])
@@ -381,13 +381,13 @@ def test_init_needs_an_optimizer_for_parameters_alone(address: str) -> None:
     with zmqps.connect(address, job="optimizer", timeout=PATIENCE) as worker:
         tables = {"t": table(2, optimizer=SGD)}
         with pytest.raises(ConfigurationError, match=r"optimizer comes from zmqps\.optim"):
-            worker.init({"w": np.zeros(3)}, tables=tables)
+            worker.init({"w": np.zeros(3)}, tables=tables, mode="async")
         with pytest.raises(ConfigurationError, match=r"optimizer comes from zmqps\.optim"):
-            worker.init({}, tables={})
+            worker.init({}, tables={}, mode="async")
         with pytest.raises(ConfigurationError, match="at least one parameter, or a table"):
-            worker.init({}, optimizer=SGD)
+            worker.init({}, optimizer=SGD, mode="async")
         with pytest.raises(ConfigurationError, match="two parameters or tables are named 't'"):
-            worker.init({"t": np.zeros(3)}, optimizer=SGD, tables=tables)
-        worker.init({}, tables=tables, timeout=PATIENCE)
+            worker.init({"t": np.zeros(3)}, optimizer=SGD, mode="async", tables=tables)
+        worker.init({}, tables=tables, mode="async", timeout=PATIENCE)
         with pytest.raises(UnknownParameterError, match="'t'"):
             worker.table("w")

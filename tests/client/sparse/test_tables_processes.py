@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import zmqps
+from tests.modes import MODES
 from tests.pace import stretch
 from tests.team import PATIENCE, Team
 from zmqps import optim
@@ -78,7 +79,7 @@ from collections import deque
 import numpy as np, zmqps
 address, pushes, stops_after, ids, grads = sys.argv[1], *map(json.loads, sys.argv[2:])
 with zmqps.connect(address, name="victim", timeout=20) as worker:
-    worker.init({}, tables={"items": zmqps.table(2, optimizer=zmqps.optim.sgd(1.0))}, timeout=20)
+    worker.init({}, tables={"items": zmqps.table(2, optimizer=zmqps.optim.sgd(1.0))}, mode="async", timeout=20)
     table = worker.table("items")
     counts = table.pull([own[0] for own in ids])[:, 0].astype(int).tolist()
     print(json.dumps(counts), flush=True)
@@ -127,7 +128,7 @@ def test_sums_are_exact_although_a_worker_is_killed_in_the_middle_of_its_pushes(
         for mine in others[worker.rank]:
             worker.table("items").push(shared, mine, timeout=PATIENCE)
 
-    with Team(pair.address, 2, {}, tables=ONE_TABLE) as team:
+    with Team(pair.address, 2, {}, tables=ONE_TABLE, mode="async") as team:
         items, first = team.workers[0].table("items"), victim(pair, PUSHES // 2, own, grads)
         known = told(first)
         assert known == [0, 0]
@@ -166,7 +167,7 @@ def test_sums_are_exact_although_a_worker_is_killed_in_the_middle_of_its_pushes(
 def test_tables_and_parameters_are_trained_in_one_step(pair: zmqps.LocalCluster) -> None:
     tables = {"items": zmqps.table(2, optimizer=SGD), "users": zmqps.table(3, optimizer=optim.sgd(0.5))}
     start = {"w": np.zeros(3000, np.float32), "b": np.zeros(3)}
-    options: dict[str, Any] = {"optimizer": SGD, "tables": tables, "staleness": 0, "workers": 2}
+    options: dict[str, Any] = {"optimizer": SGD, "tables": tables, "mode": "sync", "workers": 2}
     with Team(pair.address, 2, start, **options) as team:
 
         def step(worker: zmqps.Worker) -> tuple[Any, ...]:
@@ -182,7 +183,7 @@ def test_tables_and_parameters_are_trained_in_one_step(pair: zmqps.LocalCluster)
 
 
 def test_a_step_may_leave_out_tables_parameters_and_workers(pair: zmqps.LocalCluster) -> None:
-    options: dict[str, Any] = {"optimizer": SGD, "tables": ONE_TABLE, "staleness": 0, "workers": 2}
+    options: dict[str, Any] = {"optimizer": SGD, "tables": ONE_TABLE, "mode": "sync", "workers": 2}
     with Team(pair.address, 2, {"w": np.zeros(3)}, **options) as team:
         one, other = team.workers
         one.table("items").push([7], rows(1), step=True, timeout=PATIENCE)
@@ -199,7 +200,7 @@ def test_a_step_may_leave_out_tables_parameters_and_workers(pair: zmqps.LocalClu
 
 
 def test_a_job_may_have_one_table_and_nothing_else(pair: zmqps.LocalCluster) -> None:
-    with Team(pair.address, 2, {}, tables=ONE_TABLE, staleness=0, workers=2) as team:
+    with Team(pair.address, 2, {}, tables=ONE_TABLE, mode="sync", workers=2) as team:
 
         def step(worker: zmqps.Worker) -> Array:
             found: Array = worker.table("items").push_pull([1 + worker.rank], rows(1), [1, 2, 3], timeout=PATIENCE)
@@ -213,7 +214,7 @@ def test_a_job_may_have_one_table_and_nothing_else(pair: zmqps.LocalCluster) -> 
 
 def test_the_last_push_of_several_tables_ends_the_step_where_it_says_so(pair: zmqps.LocalCluster) -> None:
     tables = {name: zmqps.table(2, optimizer=SGD) for name in "abc"}
-    with Team(pair.address, 2, {}, tables=tables, staleness=0, workers=2) as team:
+    with Team(pair.address, 2, {}, tables=tables, mode="sync", workers=2) as team:
 
         def step(worker: zmqps.Worker) -> list[float]:
             for name in "abc":
@@ -228,7 +229,7 @@ def test_a_push_pull_is_one_request_to_each_server(pair: zmqps.LocalCluster, job
         return sum(int(counters.get(name, 0)) for counters in status["jobs"][job]["servers"].values())
 
     with zmqps.connect(pair.address) as worker:
-        worker.init({}, tables=ONE_TABLE, timeout=PATIENCE)
+        worker.init({}, tables=ONE_TABLE, mode="async", timeout=PATIENCE)
         items, ids = worker.table("items"), np.arange(200)
         found = items.push_pull(ids, rows(200), ids + 100, timeout=PATIENCE)
         assert found[:, 0].tolist() == [-1.0] * 100 + [0.0] * 100
@@ -244,10 +245,10 @@ def test_a_push_pull_is_one_request_to_each_server(pair: zmqps.LocalCluster, job
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-@pytest.mark.parametrize("staleness", [None, 0, 2])
-def test_rows_go_into_arrays_of_any_floating_dtype(dtype: str, staleness: int | None, pair: zmqps.LocalCluster) -> None:
+@pytest.mark.parametrize("mode", ["async", "sync", "bounded"])
+def test_rows_go_into_arrays_of_any_floating_dtype(dtype: str, mode: str, pair: zmqps.LocalCluster) -> None:
     with zmqps.connect(pair.address) as worker:
-        worker.init({}, tables=ONE_TABLE, staleness=staleness, workers=1, timeout=PATIENCE)
+        worker.init({}, tables=ONE_TABLE, **MODES[mode], workers=1, timeout=PATIENCE)
         items = worker.table("items")
         out = np.full((2, 2, 2), 9.0, dtype)
         assert items.push_pull([3, 4], rows(2, -1.5), [[3, 4], [4, 5]], out=out, timeout=PATIENCE) is out
@@ -262,7 +263,7 @@ def test_rows_are_loaded_past_the_optimizer(pair: zmqps.LocalCluster) -> None:
     ids = np.arange(3000) * -7_777_777_777
     values = np.random.default_rng(2).standard_normal((3000, 2)).astype(np.float32)
     with zmqps.connect(pair.address) as worker:
-        worker.init({}, tables=tables, timeout=PATIENCE)
+        worker.init({}, tables=tables, mode="async", timeout=PATIENCE)
         items = worker.table("items")
         items.load(ids, values, timeout=PATIENCE)
         assert np.array_equal(items.rows(ids), values)
@@ -275,7 +276,7 @@ def test_rows_are_loaded_past_the_optimizer(pair: zmqps.LocalCluster) -> None:
 
 
 def test_of_workers_that_load_a_row_in_a_step_the_first_has_its_way(pair: zmqps.LocalCluster) -> None:
-    with Team(pair.address, 2, {}, tables=ONE_TABLE, staleness=0, workers=2) as team:
+    with Team(pair.address, 2, {}, tables=ONE_TABLE, mode="sync", workers=2) as team:
 
         def step(worker: zmqps.Worker) -> Array:
             items = worker.table("items")
@@ -291,7 +292,7 @@ def test_of_workers_that_load_a_row_in_a_step_the_first_has_its_way(pair: zmqps.
 
 def test_statistics_are_those_of_all_servers_and_reading_makes_no_rows(pair: zmqps.LocalCluster) -> None:
     with zmqps.connect(pair.address) as worker:
-        worker.init({}, tables=ONE_TABLE, timeout=PATIENCE)
+        worker.init({}, tables=ONE_TABLE, mode="async", timeout=PATIENCE)
         items = worker.table("items")
         assert items.statistics() == zmqps.TableStatistics(bytes=items.statistics().bytes)
         items.push(np.arange(1000), rows(1000))
@@ -308,7 +309,7 @@ def test_observers_may_pull_and_not_push(pair: zmqps.LocalCluster, job: str) -> 
         zmqps.connect(pair.address) as worker,
         zmqps.connect(pair.address, observer=True) as observer,
     ):
-        worker.init({}, tables=ONE_TABLE, staleness=0, workers=1, timeout=PATIENCE)
+        worker.init({}, tables=ONE_TABLE, mode="sync", workers=1, timeout=PATIENCE)
         worker.table("items").push_pull([8], rows(1), [8], timeout=PATIENCE)
         seen = observer.table("items", timeout=PATIENCE)
         assert seen.pull([8, 9], timeout=PATIENCE)[:, 0].tolist() == [-1.0, 0.0]
@@ -323,7 +324,7 @@ def test_observers_may_pull_and_not_push(pair: zmqps.LocalCluster, job: str) -> 
 
 def test_nobody_is_further_ahead_of_the_slowest_than_allowed(pair: zmqps.LocalCluster) -> None:
     bound, steps = 1, 15
-    with Team(pair.address, 2, {}, tables=ONE_TABLE, staleness=bound, workers=2) as team:
+    with Team(pair.address, 2, {}, tables=ONE_TABLE, mode="bounded", staleness=bound, workers=2) as team:
         fast, slow = team.workers
         for _ in range(bound + 1):
             fast.table("items").push([1, 2], rows(2), timeout=PATIENCE)
@@ -343,18 +344,18 @@ def test_nobody_is_further_ahead_of_the_slowest_than_allowed(pair: zmqps.LocalCl
             return float(items.pull(1, timeout=PATIENCE)[0])
 
         assert team.all(train) == [-2.0 * steps] * 2
-        assert fast.statistics().mode == "ssp"
+        assert fast.statistics().mode == "bounded"
 
 
 # --- what is refused ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("staleness", [None, 0, 1])
+@pytest.mark.parametrize("mode", ["async", "sync", "bounded"])
 def test_a_row_that_is_not_finite_is_named_with_its_worker_and_nothing_changes(
-    staleness: int | None, pair: zmqps.LocalCluster
+    mode: str, pair: zmqps.LocalCluster
 ) -> None:
     with zmqps.connect(pair.address, name="culprit") as worker:
-        worker.init({}, tables=ONE_TABLE, staleness=staleness, workers=1, timeout=PATIENCE)
+        worker.init({}, tables=ONE_TABLE, **MODES[mode], workers=1, timeout=PATIENCE)
         items, ids = worker.table("items"), np.arange(500)
         items.push(ids, rows(500), timeout=PATIENCE)
         before = items.pull(ids, timeout=PATIENCE)
@@ -376,7 +377,7 @@ def test_a_row_that_is_not_finite_is_named_with_its_worker_and_nothing_changes(
 
 def test_infinity_is_applied_where_it_is_allowed(pair: zmqps.LocalCluster) -> None:
     with zmqps.connect(pair.address) as worker:
-        worker.init({}, tables=ONE_TABLE, nonfinite="allow", timeout=PATIENCE)
+        worker.init({}, tables=ONE_TABLE, mode="async", nonfinite="allow", timeout=PATIENCE)
         found = worker.table("items").push_pull([1, 2], [[np.inf, 1.0], [np.nan, 1.0]], [1, 2], timeout=PATIENCE)
         assert found[:, 1].tolist() == [-1.0, -1.0]
         assert found[0, 0] == -np.inf
@@ -385,7 +386,7 @@ def test_infinity_is_applied_where_it_is_allowed(pair: zmqps.LocalCluster) -> No
 
 def test_what_is_wrong_with_ids_and_gradients_is_said_and_nothing_is_sent(pair: zmqps.LocalCluster) -> None:
     with zmqps.connect(pair.address) as worker:
-        worker.init({}, tables=ONE_TABLE, push_codec="topk:fraction=0.1", timeout=PATIENCE)
+        worker.init({}, tables=ONE_TABLE, mode="async", push_codec="topk:fraction=0.1", timeout=PATIENCE)
         items = worker.table("items")
         with pytest.raises(ShapeError, match=r"gradients for items.*\(3, 2\), expected \(2, 2\)"):
             items.push([1, 2], rows(3))
@@ -415,21 +416,19 @@ def test_who_has_other_tables_does_not_join_the_job(pair: zmqps.LocalCluster) ->
         ({**tables, "items": zmqps.table(2, optimizer=SGD, initial=normal(1.0))}, "table 'items'.*initial"),
     ]
     with zmqps.connect(pair.address) as worker, zmqps.connect(pair.address) as other:
-        worker.init({}, tables=tables, timeout=PATIENCE)
+        worker.init({}, tables=tables, mode="async", timeout=PATIENCE)
         for mine, said in different:
             with pytest.raises(JobMismatchError, match=said):
-                other.init({}, tables=mine, timeout=PATIENCE)
-        other.init({}, tables=dict(reversed(tables.items())), timeout=PATIENCE)
+                other.init({}, tables=mine, mode="async", timeout=PATIENCE)
+        other.init({}, tables=dict(reversed(tables.items())), mode="async", timeout=PATIENCE)
         worker.table("users").push([1], rows(1, dim=3), timeout=PATIENCE)
         assert other.table("users").pull(1, timeout=PATIENCE).tolist() == [-1.0] * 3, "their order does not matter"
 
 
-@pytest.mark.parametrize("staleness", [None, 0])
-def test_a_table_without_room_says_so_and_its_servers_go_on(
-    staleness: int | None, pair: zmqps.LocalCluster, job: str
-) -> None:
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_a_table_without_room_says_so_and_its_servers_go_on(mode: str, pair: zmqps.LocalCluster, job: str) -> None:
     tables = {"tiny": zmqps.table(2, optimizer=SGD, capacity_nbytes=1), "items": ONE_TABLE["items"]}
-    options: dict[str, Any] = {"optimizer": SGD, "tables": tables, "staleness": staleness, "workers": 1}
+    options: dict[str, Any] = {"optimizer": SGD, "tables": tables, **MODES[mode], "workers": 1}
     before = pair.pids
     with zmqps.connect(pair.address) as worker:
         worker.init({"w": np.zeros(3)}, timeout=PATIENCE, **options)

@@ -192,7 +192,7 @@ def test_four_workers_train_each_rule_as_one_process_does(servers: int) -> None:
             WORKERS,
             {},
             tables={name: trained.options for name, trained in tables.items()},
-            staleness=0,
+            mode="sync",
             workers=WORKERS,
         ) as team,
     ):

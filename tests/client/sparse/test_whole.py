@@ -45,7 +45,7 @@ class Job:
             "other": zmqps.table(DIM, optimizer=optim.sgd(1.0)),
         }
         self.worker = zmqps.connect(address, job=name, timeout=PATIENCE)
-        self.worker.init({}, tables=tables, timeout=PATIENCE)
+        self.worker.init({}, tables=tables, mode="async", timeout=PATIENCE)
         self.observer = zmqps.connect(address, job=name, observer=True, timeout=PATIENCE)
         self.items = self.worker.table("items")
 
@@ -177,7 +177,7 @@ def test_rows_are_loaded_in_steps_of_the_synchronous_mode(address: str, tmp_path
         rows = job.rows()
     only = {"items": zmqps.table(DIM, optimizer=optim.sgd(1.0))}
     with zmqps.connect(address, job="sync", timeout=PATIENCE) as worker:
-        worker.init({}, tables=only, staleness=0, timeout=PATIENCE)
+        worker.init({}, tables=only, mode="sync", timeout=PATIENCE)
         items = worker.table("items")
         assert items.load_file(path, most=30, step=True, timeout=PATIENCE) == 100
         found = items.rows(list(rows), timeout=PATIENCE)

@@ -35,7 +35,7 @@ class Crowded:
         for role, name in (("server", "s0"), ("worker", "w0"), ("worker", "w1")):
             self.take(name, hello(role, name))
         for name in ("w0", "w1"):
-            self.take(name, m.Init(1, job(staleness=0).to_wire()))
+            self.take(name, m.Init(1, job(mode="sync").to_wire()))
         self.take("s0", m.Ready(1, 1))
 
     def take(self, name: str, message: m.Message) -> list[Action]:
@@ -175,7 +175,7 @@ def test_the_cost_of_an_arrival_does_not_grow_with_the_number_of_workers(gradien
     """``gradients``: how many each worker brings to a step."""
     costs = []
     for number in (SMALL, LARGE):
-        spec = job(staleness=0, aggregate=None if gradients == 1 else gradients * number)
+        spec = job(mode="sync", aggregate=None if gradients == 1 else gradients * number)
         crowded = Crowded()
         names = crowded.crowd(number, m.Init(1, spec.to_wire()))
         [copy] = crowded.machine.runs["crowd"].startup.copies

@@ -8,7 +8,7 @@ import pytest
 
 from tests.core.coordinator.kept import Kept
 from tests.core.machines import errors, hello, job, logged, sent
-from zmqps.core.coordinator.consistency.ssp import Bounded
+from zmqps.core.coordinator.consistency.bounded import Bounded
 from zmqps.core.protocol import exits
 from zmqps.core.protocol import messages as m
 from zmqps.core.protocol.events import Exit, Stop
@@ -59,7 +59,7 @@ def test_nobody_else_takes_the_place_of_a_member_that_is_not_back() -> None:
 
 
 def test_a_commit_that_was_decided_is_said_again_and_its_workers_hear_that_they_counted() -> None:
-    kept = training(staleness=0)
+    kept = training(mode="sync")
     kept.take("w0", m.Arrive(2, 0, (1,)))
     commits = sent(kept.take("w1", m.Arrive(2, 0, (1,))), m.Commit)
     assert len(commits) == 2
@@ -73,7 +73,7 @@ def test_a_commit_that_was_decided_is_said_again_and_its_workers_hear_that_they_
 
 
 def test_an_arrival_that_was_told_to_be_known_counts_though_its_worker_has_left() -> None:
-    kept = training(staleness=0)
+    kept = training(mode="sync")
     kept.take("w0", m.Arrive(2, 0, (1,)))
     assert sent(kept.pass_time(0.2), m.Waiting)
     kept.return_with("s0", "s1", "w1")
@@ -157,7 +157,7 @@ def test_who_was_evicted_stays_out_and_servers_hear_of_it_until_they_confirm() -
 
 
 def test_the_journal_of_a_host_that_lost_its_power_is_behind() -> None:
-    kept = training(staleness=0)
+    kept = training(mode="sync")
     kept.return_with("s0", "w0", "w1")
     (epoch,) = kept.epochs("s0")
     said = logged(kept.take("s0", m.Committed(epoch, 3)))
@@ -175,7 +175,7 @@ def test_an_end_that_had_begun_goes_on() -> None:
 
 
 def test_a_cluster_that_was_ending_ends() -> None:
-    kept = training(staleness=0)
+    kept = training(mode="sync")
     kept.machine.cluster_end.begin(Exit(0, "enough"), kept.now)
     kept._keep(kept.machine._recorded([], kept.now))
     kept.back()
@@ -203,7 +203,7 @@ def test_one_that_begins_anew_knows_nobody() -> None:
     assert sent(kept.take("w0", m.Leave("closed")), m.Left)
 
 
-@pytest.mark.parametrize("mode", [{"staleness": None}, {"staleness": 2}, {"staleness": 0}])
+@pytest.mark.parametrize("mode", [{"mode": "async"}, {"mode": "bounded", "staleness": 2}, {"mode": "sync"}])
 def test_it_may_go_away_at_any_event(mode: dict[str, Any]) -> None:
     kept = Kept(servers=2, workers=2)
     everybody = ["s0", "s1", "w0", "w1"]
@@ -227,7 +227,7 @@ def test_it_may_go_away_at_any_event(mode: dict[str, Any]) -> None:
 def begins_after_all_others_are_lost() -> int:
     """Let a coordinator be away while its only worker, at clock 3, dies; return the clock that the next one gets."""
     kept = Kept.joined("s0", "w0", servers=1)
-    kept.init("w0", job(staleness=2))
+    kept.init("w0", job(mode="bounded", staleness=2))
     kept.ready("s0")
     for clock in range(3):
         kept.take("w0", m.Arrive(2 + clock, clock, (1 + clock,)))
@@ -235,7 +235,7 @@ def begins_after_all_others_are_lost() -> int:
     for _ in range(12):
         kept.pass_time(kept.machine.options.heartbeat_timeout / 10)
         kept.take("s0", m.Heartbeat({}))
-    (told,) = sent(kept.attach("w1", job(staleness=2)), m.Job)
+    (told,) = sent(kept.attach("w1", job(mode="bounded", staleness=2)), m.Job)
     return told.step
 
 

@@ -122,7 +122,7 @@ def attributes(thing: object) -> set[str]:
 
 def parts() -> Iterator[Any]:
     """Yield the parts of a coordinator in the middle of everything."""
-    kept = training(staleness=0)
+    kept = training(mode="sync")
     kept.take("w0", Take(2, "examples", 40, 10, 1, (), ()))
     kept.take("w1", Arrive(2, 0, (1,)))
     kept.promoted(kept.take("s1", Leave("closed")))

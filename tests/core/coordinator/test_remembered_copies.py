@@ -78,7 +78,7 @@ def test_members_that_had_not_followed_are_told_again_and_no_others() -> None:
 
 
 def test_no_step_counts_on_gradients_that_are_still_to_be_brought_again() -> None:
-    kept = training(staleness=0)
+    kept = training(mode="sync")
     told = kept.promoted(kept.take("s1", m.Leave("closed")))
     kept.return_with("s0", "s2", *WORKERS)
     waiting = [action for name in WORKERS for action in kept.take(name, m.Arrive(2, 0, (1,)))]
@@ -88,7 +88,7 @@ def test_no_step_counts_on_gradients_that_are_still_to_be_brought_again() -> Non
 
 
 def test_a_worker_proceeds_when_the_backups_have_its_step_also_if_that_was_decided_before() -> None:
-    kept = training(staleness=0)
+    kept = training(mode="sync")
     kept.take("w0", m.Arrive(2, 0, (1,)))
     commits = sent(kept.take("w1", m.Arrive(2, 0, (1,))), m.Commit)
     kept.return_with(*SERVERS, *WORKERS)
@@ -134,14 +134,14 @@ def test_what_a_server_is_to_free_it_is_told_again() -> None:
 
 
 def test_a_journal_that_is_behind_a_promoted_server_ends_the_job() -> None:
-    kept = training(staleness=0)
+    kept = training(mode="sync")
     lost = kept.take("s1", m.Leave("closed"))
     kept.promoted(lost, step=3)
     assert isinstance(kept.run().lost_shard, JournalBehindError)
 
 
 def test_members_of_a_job_that_fails_with_its_servers_there_are_told() -> None:
-    kept = training(staleness=0)
+    kept = training(mode="sync")
     kept.promoted(kept.take("s1", m.Leave("closed")), step=3)
     assert isinstance(kept.run().lost_shard, JournalBehindError)
     due = kept.machine.next_deadline()

@@ -23,7 +23,7 @@ from zmqps.errors import (
     from_wire,
 )
 
-ASYNC, SYNC = job("w", "b"), job("x", "y", "z", staleness=0)
+ASYNC, SYNC = job("w", "b"), job("x", "y", "z", mode="sync")
 DATA = m.Take(20, "data", 100, 10, 1, (), ())
 
 
@@ -379,8 +379,8 @@ def test_a_worker_that_trains_does_not_replace_its_job() -> None:
     [
         ({"parameters": []}, ConfigurationError.code),
         ({"nonfinite": 7}, ProtocolError.code),
-        ({"staleness": -1}, ConfigurationError.code),
-        ({"staleness": 0, "deterministic": True}, ConfigurationError.code),
+        ({"mode": "bounded", "staleness": -1}, ConfigurationError.code),
+        ({"mode": "sync", "deterministic": True}, ConfigurationError.code),
     ],
 )
 def test_an_init_that_cannot_be_never_ends_an_idle_job(wrong: dict[str, Any], code: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from dataclasses import replace
 from time import thread_time
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,9 +13,11 @@ from hypothesis import strategies as st
 
 from tests.core.strategies import PLAIN
 from zmqps.core.job.spec import (
+    MAX_COUNT,
     MAX_NAME_CHARS,
     MAX_NBYTES,
     MAX_RETAIN,
+    MODES,
     NONFINITE_POLICIES,
     OPTIONS,
     STORAGE_DTYPES,
@@ -29,7 +32,7 @@ from zmqps.rows.initial import Initial
 
 OPTIMIZER = {"name": "sgd", "learning_rate": 0.1}
 W, B = Parameter("w", (3, 4), "float32"), Parameter("b", (), "float16")
-JOB = JobSpec(parameters=(W, B), optimizer=OPTIMIZER)
+JOB = JobSpec(parameters=(W, B), optimizer=OPTIMIZER, mode="async")
 TABLE = TableSpec(name="t", dim=4, optimizer=OPTIMIZER, initial=Initial("zeros").to_wire())
 
 
@@ -43,9 +46,11 @@ def jobs(draw: st.DrawFn) -> JobSpec:
         "nonfinite": draw(st.sampled_from(NONFINITE_POLICIES)),
         "push_codec": draw(st.sampled_from(["raw", "bf16", "topk:fraction=0.1"])),
         "pull_codec": draw(st.sampled_from(["raw", "int8:block=64"])),
-        "staleness": draw(st.none() | st.integers(0, 1 << 40)),
+        "mode": draw(st.sampled_from(MODES)),
     }
-    if options["staleness"] == 0:
+    if options["mode"] == "bounded":
+        options["staleness"] = draw(st.integers(1, 1 << 40))
+    if options["mode"] == "sync":
         options["aggregate"] = draw(st.none() | st.integers(1, 9))
         options["on_straggler"] = draw(st.sampled_from(STRAGGLER_POLICIES))
         options["retain"] = draw(st.integers(0, MAX_RETAIN))
@@ -61,6 +66,19 @@ def test_a_job_from_before_there_was_another_mean_has_the_one_there_was() -> Non
     wire = JOB.to_wire()
     del wire["mean"]
     assert JobSpec.from_wire(wire) == JOB
+
+
+@pytest.mark.parametrize(
+    ("staleness", "mode"),
+    [(None, {"mode": "async"}), (0, {"mode": "sync"}), (3, {"mode": "bounded", "staleness": 3})],
+    ids=["async", "sync", "bounded"],
+)
+def test_a_job_from_before_modes_had_names_has_the_mode_of_its_staleness(
+    staleness: int | None, mode: dict[str, Any]
+) -> None:
+    wire = {**JOB.to_wire(), "staleness": staleness}
+    del wire["mode"]
+    assert JobSpec.from_wire(wire) == replace(JOB, **mode)
 
 
 @given(st.dictionaries(st.sampled_from(["parameters", "optimizer", *OPTIONS, "x"]), PLAIN))
@@ -105,9 +123,10 @@ def test_entries_missing_or_unknown_are_a_protocol_error() -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"staleness": 0, "aggregate": 1},
-        {"staleness": 0, "retain": MAX_RETAIN},
-        {"staleness": 1},
+        {"mode": "sync", "aggregate": 1},
+        {"mode": "sync", "retain": MAX_RETAIN},
+        {"mode": "bounded", "staleness": 1},
+        {"mode": "bounded", "staleness": MAX_COUNT},
         {"parameters": (Parameter("n" * MAX_NAME_CHARS, (1,) * 32, "float32"),)},
         {"parameters": (Parameter("w", (MAX_NBYTES // 4,), "float32"),)},
         {"parameters": tuple(Parameter(name, (MAX_NBYTES // 16,), "float64") for name in "ab")},
@@ -132,32 +151,31 @@ def test_half_precision_is_kept_in_float32() -> None:
         (((W, W), OPTIMIZER), ConfigurationError, "two parameters are named 'w'"),
         (((Parameter("n", (1,), "int32"),), OPTIMIZER), DtypeError, "int32"),
         (((Parameter("n" * (MAX_NAME_CHARS + 1), (1,), "float32"),), OPTIMIZER), ConfigurationError, "longer than"),
-        (((W,), OPTIMIZER, None, "ignore"), ConfigurationError, "nonfinite"),
-        (((W,), OPTIMIZER, -1), ConfigurationError, "staleness=-1: pass 0 for synchronous"),
+        (((W,), OPTIMIZER, "ignore"), ConfigurationError, "nonfinite"),
     ],
 )
 def test_what_cannot_be_trained_is_refused(arguments, error, text) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(error, match=text):
-        JobSpec(**dict(zip(("parameters", "optimizer", "staleness", "nonfinite"), arguments, strict=False)))
+        JobSpec(**dict(zip(("parameters", "optimizer", "nonfinite"), arguments, strict=False)))
 
 
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"staleness": 0, "aggregate": 0}, "aggregate must be a whole number at least 1 or None, not 0"),
-        ({"staleness": 0, "on_straggler": "shoot"}, "on_straggler must be one of wait, continue, fail, not 'shoot'"),
-        ({"staleness": 0, "retain": -1}, "retain must be a whole number from 0 to 16, not -1"),
-        ({"staleness": 0, "retain": MAX_RETAIN + 1}, "retain must be a whole number from 0 to 16, not 17"),
-        ({"aggregate": 2}, "belong to synchronous training"),
-        ({"staleness": 3, "on_straggler": "fail"}, "belong to synchronous training"),
-        ({"staleness": 3, "retain": 1}, "belong to synchronous training"),
-        ({"staleness": 0, "mean": "all"}, "mean must be one of pushed, workers, not 'all'"),
-        ({"mean": "workers"}, "mean='workers' belongs to synchronous training, staleness=0"),
-        ({"staleness": 2, "mean": "workers"}, "elsewhere each push is applied alone"),
-        ({"deterministic": True}, "deterministic training is synchronous"),
-        ({"staleness": 2, "deterministic": True}, "deterministic training is synchronous"),
-        ({"staleness": 0, "deterministic": True, "aggregate": 3}, "not the first 3 that come"),
-        ({"staleness": 0, "deterministic": True, "on_straggler": "continue"}, "cannot go on without a worker"),
+        ({"mode": "sync", "aggregate": 0}, "aggregate must be a whole number at least 1 or None, not 0"),
+        ({"mode": "sync", "on_straggler": "shoot"}, "on_straggler must be one of wait, continue, fail, not 'shoot'"),
+        ({"mode": "sync", "retain": -1}, "retain must be a whole number from 0 to 16, not -1"),
+        ({"mode": "sync", "retain": MAX_RETAIN + 1}, "retain must be a whole number from 0 to 16, not 17"),
+        ({"mode": "async", "aggregate": 2}, "belong to synchronous training"),
+        ({"mode": "bounded", "staleness": 3, "on_straggler": "fail"}, "belong to synchronous training"),
+        ({"mode": "bounded", "staleness": 3, "retain": 1}, "belong to synchronous training"),
+        ({"mode": "sync", "mean": "all"}, "mean must be one of pushed, workers, not 'all'"),
+        ({"mode": "async", "mean": "workers"}, "mean='workers' belongs to mode=\"sync\""),
+        ({"mode": "bounded", "staleness": 2, "mean": "workers"}, "in the other modes each push is applied alone"),
+        ({"mode": "async", "deterministic": True}, "deterministic training is synchronous"),
+        ({"mode": "bounded", "staleness": 2, "deterministic": True}, "deterministic training is synchronous"),
+        ({"mode": "sync", "deterministic": True, "aggregate": 3}, "not the first 3 that come"),
+        ({"mode": "sync", "deterministic": True, "on_straggler": "continue"}, "cannot go on without a worker"),
         ({"push_codec": "Zip"}, "no codec 'Zip' here; known are raw, bf16"),
         ({"push_codec": "a.b:c"}, "no codec 'a.b' here; .* `python -m bench codecs`"),
         ({"push_codec": "zip:" + 70 * "x"}, "at most 64 characters"),
@@ -171,16 +189,49 @@ def test_options_that_make_no_sense_are_refused(options, text) -> None:  # type:
 
 
 def test_only_deterministic_training_must_know_how_many_workers_there_will_be() -> None:
-    replace(JOB, staleness=0).check_startable(None)
-    deterministic = replace(JOB, staleness=0, deterministic=True)
+    replace(JOB, mode="sync").check_startable(None)
+    deterministic = replace(JOB, mode="sync", deterministic=True)
     deterministic.check_startable(2)
     with pytest.raises(ConfigurationError, match="--workers"):
         deterministic.check_startable(None)
 
 
-def test_staleness_decides_the_mode() -> None:
-    modes = [JobSpec(parameters=(W,), optimizer=OPTIMIZER, staleness=staleness).mode for staleness in (None, 0, 1, 9)]
-    assert modes == ["async", "sync", "ssp", "ssp"]
+def test_a_job_is_synchronous_unless_it_says_otherwise() -> None:
+    assert JobSpec(parameters=(W,), optimizer=OPTIMIZER).mode == "sync"
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"mode": "gossip"}, "mode must be one of sync, async, bounded, not 'gossip'"),
+        ({"mode": "asinc"}, "mode must be one of sync, async, bounded, not 'asinc'; did you mean 'async'?"),
+        ({"mode": "synchronous"}, "not 'synchronous'; pass mode=\"sync\""),
+        ({"mode": "BSP"}, "not 'BSP'; pass mode=\"sync\""),
+        ({"mode": "Sync"}, "not 'Sync'; pass mode=\"sync\""),
+        ({"mode": "asynchronous"}, "not 'asynchronous'; pass mode=\"async\""),
+        ({"mode": "asp"}, "not 'asp'; pass mode=\"async\""),
+        ({"mode": "ssp"}, "not 'ssp'; pass mode=\"bounded\", staleness=n"),
+        ({"mode": None}, 'not None; pass mode="async"'),
+        ({"mode": 0}, 'not 0; pass mode="sync"'),
+        ({"mode": 3}, 'not 3; pass mode="bounded", staleness=3'),
+        ({"mode": True}, "mode must be one of sync, async, bounded, not True"),
+        ({"mode": ["sync"]}, "mode must be one of sync, async, bounded, not ['sync']"),
+        ({"mode": "bounded"}, 'mode="bounded" needs its bound: pass staleness=n, 1 or more'),
+        ({"staleness": 0}, 'not to mode="sync": pass mode="sync", or leave staleness=0 out'),
+        ({"staleness": 3}, 'not to mode="sync": pass mode="bounded", staleness=3, or leave staleness=3 out'),
+        ({"staleness": "async"}, "pass mode=\"async\", or leave staleness='async' out"),
+        ({"mode": "async", "staleness": -1}, 'staleness belongs to mode="bounded", not to mode="async": leave'),
+        ({"mode": "bounded", "staleness": 0}, 'staleness must be a whole number at least 1, not 0; pass mode="sync"'),
+        ({"mode": "bounded", "staleness": -1}, "staleness must be a whole number at least 1, not -1"),
+        ({"mode": "bounded", "staleness": 1.5}, "staleness must be a whole number at least 1, not 1.5"),
+        ({"mode": "bounded", "staleness": True}, "staleness must be a whole number at least 1, not True"),
+        ({"mode": "bounded", "staleness": MAX_COUNT + 1}, "staleness must be a whole number at least 1, not 9"),
+    ],
+)
+def test_what_is_wrong_with_a_mode_is_answered_by_what_to_pass(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        JobSpec(parameters=(W,), optimizer=OPTIMIZER, **options)
+    assert text in str(caught.value)
 
 
 @pytest.mark.parametrize("option", [*OPTIONS])
@@ -191,7 +242,7 @@ def test_an_option_of_another_type_is_a_protocol_error(option) -> None:  # type:
 
 
 def test_the_order_of_parameters_is_the_jobs() -> None:
-    JOB.check_same(JobSpec(parameters=(B, W), optimizer=OPTIMIZER), "worker 0")
+    JOB.check_same(replace(JOB, parameters=(B, W)), "worker 0")
 
 
 @pytest.mark.parametrize(
@@ -203,7 +254,8 @@ def test_the_order_of_parameters_is_the_jobs() -> None:
         ({"parameters": (Parameter("w", (3, 4), "float64"), B)}, "parameter 'w'", "float64 (3, 4)", "float32"),
         ({"optimizer": {"name": "adam"}}, "optimizer", "adam", "sgd"),
         ({"nonfinite": "allow"}, "nonfinite", "allow", "reject"),
-        ({"staleness": 0}, "staleness", "0", "None"),
+        ({"mode": "sync"}, "mode", "'sync'", "'async'"),
+        ({"mode": "bounded", "staleness": 2}, "mode", "'bounded'", "'async'"),
         ({"push_codec": "bf16"}, "push_codec", "'bf16'", "'raw'"),
     ],
 )

@@ -48,7 +48,7 @@ USERS = TableSpec(
     lazy_decay=True,
 )
 W, B = Parameter("w", (300, 300), "float32"), Parameter("b", (10,), "float64")
-JOB = JobSpec(parameters=(W, B), optimizer=SGD, tables=(ITEMS, USERS))
+JOB = JobSpec(parameters=(W, B), optimizer=SGD, mode="async", tables=(ITEMS, USERS))
 
 
 def named(name: str, dim: int = 4) -> TableSpec:
@@ -184,7 +184,7 @@ def test_tables_that_are_no_list_are_a_protocol_error() -> None:
         ({"tables": (ITEMS, ITEMS)}, "named 'items'"),
         ({"tables": (named("w"),)}, "named 'w'"),
         ({"tables": tuple(named(f"t{number}") for number in range(MAX_TABLES + 1))}, str(MAX_TABLES)),
-        ({"staleness": 0, "retain": 1}, "leave out retain"),
+        ({"mode": "sync", "retain": 1}, "leave out retain"),
         ({"treatment": divide().to_wire()}, "leave out treatment"),
     ],
 )

@@ -41,9 +41,9 @@ KINDS: dict[str, dict[str, Any]] = {
 class Servers:
     """A table on its shards, and the way there; answers are given at once."""
 
-    def __init__(self, most_gone: int = 1 << 10, staleness: int | None = None, secret: int = 0, **options: Any) -> None:
+    def __init__(self, most_gone: int = 1 << 10, mode: str = "async", secret: int = 0, **options: Any) -> None:
         spec = table(DIM, optimizer=optim.sgd(1.0), initial=initial.constant(1.0), **options).named("items")
-        self.job = JobSpec(parameters=(), optimizer=optim.sgd(1.0).to_wire(), tables=(spec,), staleness=staleness)
+        self.job = JobSpec(parameters=(), optimizer=optim.sgd(1.0).to_wire(), tables=(spec,), mode=mode)
         self.placement = Placement.balance(KeySpace.of(self.job), SHARDS)
         self.requests = Requests(Attached(self.job, self.placement), Handover())
         self.now = 0.0

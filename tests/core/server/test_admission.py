@@ -23,10 +23,10 @@ VALUES = 64
     [
         (SPEC, 0, 5, {"values": VALUES}),
         (SPEC, 2, 5, {"values": VALUES, "optimizer slots": 2 * VALUES}),
-        (replace(SPEC, staleness=0, retain=3), 0, 5, {
+        (replace(SPEC, mode="sync", retain=3), 0, 5, {
             "values": VALUES, "kept versions": 3 * VALUES, "gradients of 5 workers": 5 * VALUES,
         }),
-        (replace(SPEC, staleness=4), 1, 5, {"values": VALUES, "optimizer slots": VALUES}),
+        (replace(SPEC, mode="bounded", staleness=4), 1, 5, {"values": VALUES, "optimizer slots": VALUES}),
         (replace(SPEC, treatment=Compensate(0.5).to_wire()), 0, 5, {
             "values": VALUES, "copies of what 5 workers read": 5 * VALUES,
         }),
@@ -47,7 +47,7 @@ def test_who_is_told_nothing_of_the_room_has_all_of_it_for_one_worker() -> None:
 
 def test_each_shard_needs_its_own_part() -> None:
     parameters = (Parameter("w", (10_000,), "float64"), Parameter("b", (100,), "float32"))
-    spec = JobSpec(parameters=parameters, optimizer=SPEC.optimizer)
+    spec = JobSpec(parameters=parameters, optimizer=SPEC.optimizer, mode="async")
     where = Placement.balance(KeySpace(parameters), 3, 1 << 12)
     needs = [required_nbytes(where, index, 0, spec, 1)["values"] for index in range(3)]
     assert needs == [where.nbytes(index) for index in range(3)]

@@ -163,7 +163,7 @@ def test_who_goes_on_with_a_checkpoint_is_known_unless_shards_were_cut_since(mor
 
 @pytest.mark.parametrize("index", [0, 1])
 def test_a_shard_begins_from_a_checkpoint_with_its_step_though_it_may_have_no_slice(index: int) -> None:
-    spec = replace(job("a", size=8), staleness=0)
+    spec = replace(job("a", size=8), mode="sync")
     where = Placement(placement(spec).keyspace, ((0, 8, 8),), 32)
     shard, ledgers = done(Host(1 << 20, Saved()).take(replace(assign(spec, where, shard=index), restore=SOURCE)))
     assert ledgers is None, "those who go on with it are others"

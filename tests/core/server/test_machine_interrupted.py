@@ -102,7 +102,7 @@ def server_of(kind: str, rules: type[ReferenceRules]) -> Server:
         )  # fmt: skip
 
     server = Server(make)
-    options = {"staleness": 0, "retain": 2 if kind == "retained" else 0} if kind in ("sync", "retained") else {}
+    options = {"mode": "sync", "retain": 2 if kind == "retained" else 0} if kind in ("sync", "retained") else {}
     server.spec = replace(job("a", "b", "c", **options), optimizer=sgd(0.5, momentum=0.9).to_wire())
     server.train("w", "v")
     server.get(Load(2, 1, ((2, 0, ()),), (np.zeros(8, np.float32),)), "loader")

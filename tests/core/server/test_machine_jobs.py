@@ -29,7 +29,7 @@ from zmqps.errors import (
     from_wire,
 )
 
-ASYNC, SYNC = job("a", "b"), job("x", "y", "z", staleness=0)
+ASYNC, SYNC = job("a", "b"), job("x", "y", "z", mode="sync")
 A, B = 1, 2  # their epochs
 ONES = np.ones(8, np.float32)
 

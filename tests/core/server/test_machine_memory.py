@@ -94,7 +94,7 @@ def test_whatever_memory_is_short_the_error_is_one(cause: MemoryError, monkeypat
 
 
 def test_a_commit_that_fails_is_answered_to_the_coordinator_and_applied_once_when_it_is_repeated() -> None:
-    server, scarcity = scarce("w", "v", staleness=0)
+    server, scarcity = scarce("w", "v", mode="sync")
     for name, value in (("w", ONES), ("v", 3 * ONES)):
         for slice_ in (0, 1):
             server.get(push(slice_ + 1, value, slice_=slice_, attempt=1, examples=1 + (name == "v")), name)
@@ -118,7 +118,7 @@ def test_a_commit_that_fails_is_answered_to_the_coordinator_and_applied_once_whe
 
 
 def test_gradients_for_which_memory_is_short_are_not_kept_in_part() -> None:
-    server, scarcity = scarce("w", staleness=0)
+    server, scarcity = scarce("w", mode="sync")
     scarcity.fail_after(1)
     assert errors(server.get(push(1, attempt=1, **WHOLE), "w")) == [ServerMemoryError.code]
     assert sent(server.get(push(2, attempt=2, **WHOLE), "w"), Ack)
@@ -213,7 +213,7 @@ def test_what_could_not_be_sent_does_not_count_as_read(with_push: bool, monkeypa
 
 
 def test_a_pull_for_which_memory_is_short_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    server, _ = scarce("w", "v", staleness=0)
+    server, _ = scarce("w", "v", mode="sync")
     for slice_ in (0, 1):
         server.get(push(slice_ + 1, ONES, slice_=slice_, attempt=1), "w")
     server.get(pull(7, version=1), "w")

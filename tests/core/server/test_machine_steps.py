@@ -33,7 +33,7 @@ ONES = np.ones(8, np.float32)
 
 def serve(*names: str, spec: JobSpec | None = None, **options: Any) -> Server:
     server = Server()
-    server.spec = spec or job("a", "b", staleness=0, **options)
+    server.spec = spec or job("a", "b", mode="sync", **options)
     server.train(*names)
     return server
 

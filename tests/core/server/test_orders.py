@@ -6,6 +6,7 @@ import pytest
 
 from tests.core.machines import errors, exits_of, identity, job, logged, make_shard, peer, sent, ticketed
 from tests.core.server.test_machine import EIGHT, WELCOME, Server, push
+from tests.modes import MODES
 from zmqps.core.protocol import exits
 from zmqps.core.protocol.events import COORDINATOR, Send, Stop
 from zmqps.core.protocol.messages import (
@@ -73,14 +74,14 @@ class Kernel(Server):
         self.machine.start(0.0)
 
 
-@pytest.mark.parametrize("staleness", [None, 0])
-def test_the_kernel_alone_trains(staleness: int | None) -> None:
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_the_kernel_alone_trains(mode: str) -> None:
     server = Kernel()
-    server.spec = job("a", "b", staleness=staleness)
+    server.spec = job("a", "b", **MODES[mode])
     server.train("w")
     before = server.values()
     assert sent(server.get(push(), "w"), Ack)
-    if staleness == 0:
+    if mode == "sync":
         assert server.values() == before
         who = ticketed("worker", "w").incarnation
         assert sent(server.get(Commit(1, 0, ((who, (0,)),))), Committed) == [Committed(1, 0)]

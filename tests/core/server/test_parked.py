@@ -98,6 +98,6 @@ def test_a_pull_waits_for_the_first_slice_that_lacks_its_version_or_for_any_chan
 
 
 def test_a_pull_of_a_synchronous_job_waits_for_the_step() -> None:
-    spec = job("w", staleness=0)
+    spec = job("w", mode="sync")
     assert spec.mode == "sync"
     assert make_shard(spec, placement(spec), 0).dense.awaited(pull(1, version=4)) == [(COMMITTED, 4)]

@@ -73,7 +73,7 @@ SPECS = tuple(
     )
     for name in ("items", "users")
 )
-TABLES = JobSpec(parameters=(), optimizer=adam(0.1).to_wire(), tables=SPECS)
+TABLES = JobSpec(parameters=(), optimizer=adam(0.1).to_wire(), mode="async", tables=SPECS)
 
 
 def with_tables(placement: Placement) -> list[Shard]:

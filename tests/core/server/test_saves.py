@@ -234,7 +234,7 @@ def test_another_checkpoint_takes_the_place_of_one_that_is_under_way() -> None:
 
 
 def test_a_version_that_is_to_come_is_kept_when_it_has_come() -> None:
-    server = Server(staleness=0)
+    server = Server(mode="sync")
     assert server.ask(exact=1, version=2) == []
     assert server.ask(exact=1, version=2) == []
     assert server.commit() == []
@@ -246,7 +246,7 @@ def test_a_version_that_is_to_come_is_kept_when_it_has_come() -> None:
 
 
 def test_a_version_that_is_awaited_and_given_up_is_not_kept() -> None:
-    server = Server(staleness=0)
+    server = Server(mode="sync")
     server.ask(exact=1, version=1)
     server.took(server.saves.end(1, 1))
     assert server.commit() == []
@@ -254,7 +254,7 @@ def test_a_version_that_is_awaited_and_given_up_is_not_kept() -> None:
 
 
 def test_a_version_that_is_over_or_half_over_cannot_be_kept() -> None:
-    server = Server(staleness=0)
+    server = Server(mode="sync")
     server.commit()
     (said,) = server.ask(exact=1, version=0)
     assert said.stage == SaveStage.FAILED

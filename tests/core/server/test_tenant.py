@@ -17,7 +17,7 @@ from zmqps.errors import JobError
 from zmqps.optim import sgd
 from zmqps.testing.jobs.training import ReferenceRules
 
-SPEC = job("a", "b", staleness=0)
+SPEC = job("a", "b", mode="sync")
 WORKER, OTHER = b"w" * 16, b"o" * 16
 
 

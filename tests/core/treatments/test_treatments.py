@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.core.strategies import PLAIN
+from tests.modes import MODES
 from zmqps.core.job.spec import JobSpec, Parameter
 from zmqps.core.treatments import TREATMENTS, Compensate, Divide, Drop, ReadCopies, make_treatment
 from zmqps.errors import ConfigurationError, PSError
@@ -94,19 +95,19 @@ def test_any_map_is_a_treatment_or_an_error_of_ours(wire) -> None:  # type: igno
 
 
 def test_a_job_has_a_treatment_where_gradients_can_be_stale() -> None:
-    def job(staleness: int | None) -> JobSpec:
+    def job(mode: str) -> JobSpec:
         wire = Drop(3).to_wire()
         return JobSpec(
             parameters=(Parameter("w", (2,), "float32"),),
             optimizer=sgd(1.0).to_wire(),
-            staleness=staleness,
+            **MODES[mode],
             treatment=wire,
         )
 
-    for staleness in (None, 2):
-        assert JobSpec.from_wire(job(staleness).to_wire()) == job(staleness)
+    for mode in ("async", "bounded"):
+        assert JobSpec.from_wire(job(mode).to_wire()) == job(mode)
     with pytest.raises(ConfigurationError, match="synchronous"):
-        job(0)
+        job("sync")
 
 
 def test_copies_are_kept_for_each_worker_until_it_goes() -> None:

@@ -56,7 +56,7 @@ def test_in_the_asynchronous_mode_there_is_no_gate() -> None:
     assert pull.version == 3
 
 
-@pytest.mark.parametrize("mode", ["sync", "ssp"])
+@pytest.mark.parametrize("mode", ["sync", "bounded"])
 def test_a_push_of_everything_closes_the_gate_and_its_answer_opens_it(mode: str) -> None:
     p = pace(mode)
     transfer = push(p)
@@ -83,7 +83,7 @@ def test_a_synchronous_read_demands_the_version_of_the_clock() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "asked", "demanded"), [("sync", 3, 3), ("ssp", 0, 0)], ids=["an older one", "bounded"]
+    ("mode", "asked", "demanded"), [("sync", 3, 3), ("bounded", 0, 0)], ids=["an older one", "bounded"]
 )
 def test_a_read_of_an_older_version_demands_that_one_and_a_bounded_one_none(
     mode: str, asked: int, demanded: int
@@ -141,7 +141,7 @@ def test_a_step_begins_with_nothing() -> None:
     assert step(p, version=2).attempts == (2,)
 
 
-@pytest.mark.parametrize("mode", ["sync", "ssp"])
+@pytest.mark.parametrize("mode", ["sync", "bounded"])
 def test_who_is_told_of_the_step_it_is_in_keeps_what_it_has_brought_to_it(mode: str) -> None:
     p = pace(mode, clock=3)
     transfer = push(p)
@@ -151,7 +151,7 @@ def test_who_is_told_of_the_step_it_is_in_keeps_what_it_has_brought_to_it(mode: 
 
 
 def test_who_is_told_of_a_later_step_loses_what_it_has_brought_to_its_own() -> None:
-    p = pace("ssp", clock=3)
+    p = pace("bounded", clock=3)
     pushed(p, push(p))
     assert p.resume(4)
     assert (p.clock, p.arriving(1).attempts) == (4, ())
@@ -193,7 +193,7 @@ def test_an_advance_that_was_given_up_opens_the_gate() -> None:
 
 
 def test_a_bounded_read_knows_the_slowest_clock_and_its_own() -> None:
-    p = pace("ssp", clock=3)
+    p = pace("bounded", clock=3)
     assert p.reads_at == 3
     step(p, version=2)
     pull = PullTransfer(target=Target())
@@ -248,7 +248,7 @@ def test_one_that_leaves_out_a_step_for_all_says_so_with_what_it_has_of_it() -> 
     assert arriving(p, Advance(skips=True, for_all=True)) == ([1], 1, 1)
     pushed(p, push(p, whole=False))
     assert arriving(p, Advance(skips=True, for_all=True)) == ([2], 1, 1)
-    bounded = pace("ssp")
+    bounded = pace("bounded")
     assert arriving(bounded, Advance(skips=True, for_all=True))[::2] == ([], 0), "there it is a plain skip"
 
 

@@ -460,7 +460,7 @@ def test_a_silent_coordinator_fails_what_waits_for_it_while_transfers_go_on() ->
     failed(session.ask(EnterBarrier(0.0, barrier="y")), PeerLostError)
 
 
-SYNCHRONOUS = replace(job(*"abcd"), staleness=0)
+SYNCHRONOUS = replace(job(*"abcd"), mode="sync")
 
 
 @pytest.mark.parametrize(

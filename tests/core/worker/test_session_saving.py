@@ -15,7 +15,7 @@ from zmqps.core.worker.operations import Advance, Cancelled, Finish, Restored, S
 from zmqps.core.worker.transfers import AGAIN_S, PAUSE_S
 from zmqps.errors import CheckpointFailedError, ProtocolError
 
-SSP = replace(job(*"abcd"), staleness=1)
+BOUNDED = replace(job(*"abcd"), mode="bounded", staleness=1)
 
 
 def holding() -> Session:
@@ -86,7 +86,7 @@ def test_a_job_says_what_it_was_restored_from_or_fails_the_init(
 # --- who pauses ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("spec", [None, SSP])
+@pytest.mark.parametrize("spec", [None, BOUNDED])
 def test_one_that_does_nothing_holds_at_once_and_begins_nothing_until_it_may(spec: Any) -> None:
     session = Session.attached(spec)
     assert holdings(session.get(m.Hold(3))) == [3]
@@ -98,7 +98,7 @@ def test_one_that_does_nothing_holds_at_once_and_begins_nothing_until_it_may(spe
     assert not holdings(session.wait(1.0))
 
 
-@pytest.mark.parametrize("spec", [None, SSP])
+@pytest.mark.parametrize("spec", [None, BOUNDED])
 def test_pushes_under_way_are_completed_first(spec: Any) -> None:
     session = Session.attached(spec)
     under_way = session.ask(session.transfer("push"))
@@ -123,7 +123,7 @@ def test_a_push_that_was_given_up_is_not_waited_for() -> None:
 
 
 def test_the_step_before_it_is_told_and_the_next_one_waits_for_both() -> None:
-    session = Session.attached(SSP)
+    session = Session.attached(BOUNDED)
     push = session.ask(session.transfer("push", whole=True))
     done = session.answer(push)
     (arrive,) = sent(done, m.Arrive)
@@ -134,7 +134,7 @@ def test_the_step_before_it_is_told_and_the_next_one_waits_for_both() -> None:
 
 
 def test_an_advance_waits_as_well() -> None:
-    session = Session.attached(SSP)
+    session = Session.attached(BOUNDED)
     half = session.ask(session.transfer("push", parameters=frozenset({0, 1})))
     session.answer(half)
     session.get(m.Hold(3))

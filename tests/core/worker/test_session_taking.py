@@ -18,7 +18,7 @@ SPEC = DataSpec(name="data", num_examples=100, range_size=10, passes=2, shuffle_
 
 
 def synchronous() -> Session:
-    return Session.attached(replace(job(*"abcd"), staleness=0))
+    return Session.attached(replace(job(*"abcd"), mode="sync"))
 
 
 def test_a_range_is_asked_for_until_it_comes() -> None:

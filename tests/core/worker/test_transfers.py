@@ -9,6 +9,7 @@ import pytest
 
 from tests.core.machines import E, failed, job, logged, resolved, sent
 from tests.core.worker.test_session import S0, S1, WELCOME, Session, error, values_of
+from tests.modes import MODES
 from zmqps.core.protocol import messages as m
 from zmqps.core.protocol.events import COORDINATOR, Action, Connected, Disconnected, Landed, Log, Resolve
 from zmqps.core.protocol.loans import borrow
@@ -21,8 +22,8 @@ from zmqps.errors import DeadlineError, JobError, NonFiniteGradientError, PeerLo
 class Training(Session):
     """A session that trains, with four parameters of a slice each on two servers."""
 
-    def __init__(self, staleness: int | None = 0, **options: Any) -> None:
-        super().__init__(job(*"abcd", staleness=staleness, **options))
+    def __init__(self, mode: str = "sync", **options: Any) -> None:
+        super().__init__(job(*"abcd", mode=mode, **options))
         self.attach()
 
     def whole(self, kind: str, value: float = 1.0, **pull: Any) -> Exchange:
@@ -103,7 +104,7 @@ def test_what_the_coordinator_asks_under_the_same_number_is_no_answer_to_an_arri
 
 
 def test_nothing_is_held_in_the_asynchronous_mode() -> None:
-    training = Training(None)
+    training = Training(mode="async")
     actions = training.ask(training.whole("push"))
     assert len(sent(training.ask(training.whole("pull")), m.Pull)) == 4
     assert sent(training.answer(actions), m.Arrive) == []
@@ -183,9 +184,9 @@ def test_an_advance_goes_on_without_a_push_that_was_refused() -> None:
 
 
 @pytest.mark.parametrize("skips", [False, True])
-@pytest.mark.parametrize("staleness", [0, 2])
-def test_an_advance_with_nothing_pushed_skips_the_step(staleness: int, skips: bool) -> None:
-    training = Training(staleness)
+@pytest.mark.parametrize("mode", ["sync", "bounded"])
+def test_an_advance_with_nothing_pushed_skips_the_step(mode: str, skips: bool) -> None:
+    training = Training(**MODES[mode])
     advance = Advance(0.0, skips=skips)
     actions = training.ask(advance)
     assert outcome(actions, advance) is None
@@ -196,7 +197,7 @@ def test_an_advance_with_nothing_pushed_skips_the_step(staleness: int, skips: bo
 
 
 def test_there_are_no_steps_to_end_in_the_asynchronous_mode() -> None:
-    training = Training(None)
+    training = Training(mode="async")
     advance = Advance(0.0)
     actions = training.ask(advance)
     assert outcome(actions, advance) is None
@@ -257,7 +258,7 @@ def test_an_arrival_is_sent_again_until_it_is_answered() -> None:
 
 
 def test_bounded_staleness_closes_the_gate_and_demands_no_version() -> None:
-    training = Training(2)
+    training = Training(**MODES["bounded"])
     training.step(0)
     pulls = training.ask(training.whole("pull"))
     assert {got.version for got in sent(pulls, m.Pull)} == {0}
@@ -267,15 +268,15 @@ def test_bounded_staleness_closes_the_gate_and_demands_no_version() -> None:
 # --- push_pull ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("staleness", [0, 3])
-def test_a_push_pull_is_a_push_an_arrival_and_a_pull(staleness: int) -> None:
-    training = Training(staleness)
+@pytest.mark.parametrize("mode", ["sync", "bounded"])
+def test_a_push_pull_is_a_push_an_arrival_and_a_pull(mode: str) -> None:
+    training = Training(**MODES[mode])
     both = training.whole("push_pull")
     pushes = training.ask(both)
     assert {got.reply for got in sent(pushes, m.Push)} == {0}
     acked = training.answer(pushes)
     assert resolved(acked) == []
-    with_arrival = staleness == 0  # there the version is known that the step ends with
+    with_arrival = mode == "sync"  # there the version is known that the step ends with
     assert len(sent(acked, m.Pull)) == 4 * with_arrival
     proceeded = training.proceed(acked)
     assert len(sent(proceeded, m.Pull)) == 4 * (not with_arrival)
@@ -286,7 +287,7 @@ def test_a_push_pull_is_a_push_an_arrival_and_a_pull(staleness: int) -> None:
 
 
 def test_a_push_pull_in_the_asynchronous_mode_is_one_round_trip() -> None:
-    training = Training(None)
+    training = Training(mode="async")
     assert {got.reply for got in sent(training.ask(training.whole("push_pull")), m.Push)} == {1}
 
 
@@ -353,7 +354,7 @@ def test_what_is_read_again_replaces_values_that_were_looked_at_in_the_servers_m
 
 
 def test_in_the_asynchronous_mode_slices_may_have_different_versions() -> None:
-    training = Training(None)
+    training = Training(mode="async")
     pull = training.whole("pull")
     assert outcome(training.read(training.ask(pull), {S0: 1, S1: 2}), pull) is None
 
@@ -477,7 +478,7 @@ def each(training: Training) -> Exchange:
 
 
 def test_parameters_are_told_of_as_they_land_and_before_the_end() -> None:
-    training = Training(None)
+    training = Training(mode="async")
     actions = training.ask(each(training))
     told = [training.read([action], {peer: 1}) for peer in (S1, S0) for action in actions]
     flat = [action for some in told for action in some if isinstance(action, Landed | Resolve)]
@@ -485,9 +486,9 @@ def test_parameters_are_told_of_as_they_land_and_before_the_end() -> None:
     assert sorted(number for action in flat[:4] for number in action.parameters) == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize(("staleness", "exact"), [(0, 1), (None, 0), (2, 0)])
-def test_a_synchronous_pull_that_tells_of_each_asks_for_one_version(staleness: int | None, exact: int) -> None:
-    training = Training(staleness)
+@pytest.mark.parametrize(("mode", "exact"), [("sync", 1), ("async", 0), ("bounded", 0)])
+def test_a_synchronous_pull_that_tells_of_each_asks_for_one_version(mode: str, exact: int) -> None:
+    training = Training(**MODES[mode])
     pulls = sent(training.ask(each(training)), m.Pull)
     assert {pull.exact for pull in pulls} == {exact}
 
@@ -535,9 +536,9 @@ def test_many_that_are_held_when_the_step_fails_are_all_told() -> None:
 SHORT = {"server": "s", "what": "a push", "why": "no more"}
 
 
-@pytest.mark.parametrize("staleness", [None, 0])
-def test_what_a_server_lacked_the_memory_for_is_sent_again_a_little_later(staleness: int | None) -> None:
-    training = Training(staleness)
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_what_a_server_lacked_the_memory_for_is_sent_again_a_little_later(mode: str) -> None:
+    training = Training(**MODES[mode])
     push = training.partial("push", 0)
     (first,) = sent(training.ask(push), m.Push)
     told = training.get(error(ServerMemoryError, first.request, **SHORT), S0)
@@ -551,7 +552,7 @@ def test_what_a_server_lacked_the_memory_for_is_sent_again_a_little_later(stalen
 
 
 def test_what_a_server_lacks_the_memory_for_for_long_is_raised_and_may_be_asked_for_again() -> None:
-    training = Training(None)
+    training = Training(mode="async")
     kinds: list[tuple[str, Any]] = [("push", m.Push), ("pull", m.Pull)]
     for kind, message in kinds:
         operation = training.transfer(kind, parameters=frozenset([0]))
@@ -569,7 +570,7 @@ def test_what_a_server_lacks_the_memory_for_for_long_is_raised_and_may_be_asked_
 
 
 def test_that_a_server_lacked_the_memory_may_be_heard_after_the_end_of_the_connection() -> None:
-    training = Training(None)
+    training = Training(mode="async")
     push = training.partial("push", 0)
     (first,) = sent(training.ask(push, timeout=60.0), m.Push)
     training.handle(Disconnected(S0))
@@ -580,7 +581,7 @@ def test_that_a_server_lacked_the_memory_may_be_heard_after_the_end_of_the_conne
 
 
 def test_a_deadline_says_that_a_server_lacks_the_memory() -> None:
-    training = Training(None)
+    training = Training(mode="async")
     push = training.partial("push", 0)
     (first,) = sent(training.ask(push, timeout=0.05), m.Push)
     training.get(error(ServerMemoryError, first.request, **SHORT), S0)
@@ -591,7 +592,7 @@ def test_a_deadline_says_that_a_server_lacks_the_memory() -> None:
 
 
 def test_a_pull_waits_for_a_push_before_it_that_was_put_off() -> None:
-    training = Training(None)
+    training = Training(mode="async")
     push = training.partial("push", 0)
     (pushed,) = sent(training.ask(push), m.Push)
     pull = training.transfer("pull", parameters=frozenset([0]))
@@ -607,7 +608,7 @@ def test_a_pull_waits_for_a_push_before_it_that_was_put_off() -> None:
 
 
 def test_a_push_that_is_not_answered_for_want_of_memory_is_sent_again_by_the_same_number() -> None:
-    training = Training(None)
+    training = Training(mode="async")
     push_pull = training.transfer("push_pull", parameters=frozenset([0]))
     (first,) = sent(training.ask(push_pull, timeout=60.0), m.Push)
     again: list[m.Push] = []

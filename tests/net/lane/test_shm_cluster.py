@@ -64,7 +64,7 @@ def test_two_workers_at_once_get_what_numpy_gets(cluster: Cluster, transport: st
     with ExitStack() as stack:
         workers = [stack.enter_context(zmqps.connect(cluster.address, transport=transport)) for _ in range(2)]
         pool = stack.enter_context(ThreadPoolExecutor(2))
-        list(pool.map(lambda worker: worker.init(initial(), optimizer=zmqps.optim.sgd(1.0)), workers))
+        list(pool.map(lambda worker: worker.init(initial(), optimizer=zmqps.optim.sgd(1.0), mode="async"), workers))
         for worker in workers:
             assert same(worker.pull(), expected)
 
@@ -97,7 +97,7 @@ def test_all_transports_can_be_mixed(cluster: Cluster) -> None:
     with ExitStack() as stack:
         workers = [stack.enter_context(zmqps.connect(cluster.address, transport=t)) for t in TRANSPORTS]
         for worker in workers:
-            worker.init(initial(), optimizer=zmqps.optim.sgd(1.0))
+            worker.init(initial(), optimizer=zmqps.optim.sgd(1.0), mode="async")
         for seed, worker in enumerate(workers):
             for name, gradient in gradients(seed).items():
                 expected[name] -= gradient
@@ -111,7 +111,7 @@ def test_an_atomic_push_larger_than_the_ring_goes_both_ways(cluster: Cluster, mo
         "zmqps.client.connection.LaneTransport", partial(LaneTransport, ring_nbytes=SLICE_NBYTES - 4096)
     )
     with zmqps.connect(cluster.address, transport="shm") as worker:
-        worker.init(initial(), optimizer=zmqps.optim.sgd(1.0))
+        worker.init(initial(), optimizer=zmqps.optim.sgd(1.0), mode="async")
         worker.push(gradients(1), atomic=True)
         expected = {name: value - gradients(1)[name] for name, value in initial().items()}
         assert same(worker.pull(), expected)
@@ -126,7 +126,7 @@ def test_an_atomic_push_larger_than_the_ring_goes_both_ways(cluster: Cluster, mo
 
 def test_the_status_says_how_a_worker_is_connected(cluster: Cluster) -> None:
     with zmqps.connect(cluster.address) as worker:
-        worker.init(initial(), optimizer=zmqps.optim.sgd(1.0))
+        worker.init(initial(), optimizer=zmqps.optim.sgd(1.0), mode="async")
         worker.pull()
         driver = worker._thread._driver
         assert driver is not None
@@ -137,7 +137,7 @@ def test_the_environment_chooses_where_the_program_does_not(cluster: Cluster, mo
     monkeypatch.setenv("ZMQPS_TRANSPORT", "ipc")
     for choice, expected in ((None, "ipc"), ("tcp", "tcp")):
         with zmqps.connect(cluster.address, transport=choice) as worker:
-            worker.init({"w": np.zeros(3)}, optimizer=zmqps.optim.sgd(1.0))
+            worker.init({"w": np.zeros(3)}, optimizer=zmqps.optim.sgd(1.0), mode="async")
             worker.pull()
             driver = worker._thread._driver
             assert driver is not None
@@ -156,15 +156,15 @@ def test_shared_memory_that_must_be_and_cannot_fails_the_first_operation(
     params, why = {"w": np.zeros(3)}, "no lane to server-[01]: cannot make a file in"
     with zmqps.connect(cluster.address, transport="shm") as first:
         with pytest.raises(zmqps.errors.ConfigurationError, match=why):
-            first.init(params, optimizer=zmqps.optim.sgd(1.0))
+            first.init(params, optimizer=zmqps.optim.sgd(1.0), mode="async")
     with zmqps.connect(cluster.address, transport="tcp") as worker:
-        worker.init(params, optimizer=zmqps.optim.sgd(1.0))
+        worker.init(params, optimizer=zmqps.optim.sgd(1.0), mode="async")
         with zmqps.connect(cluster.address, transport="shm") as other:
-            other.init(params, optimizer=zmqps.optim.sgd(1.0))
+            other.init(params, optimizer=zmqps.optim.sgd(1.0), mode="async")
             with pytest.raises(zmqps.errors.ConfigurationError, match=why):
                 other.pull()
         with zmqps.connect(cluster.address, transport="auto") as other:
-            other.init(params, optimizer=zmqps.optim.sgd(1.0))
+            other.init(params, optimizer=zmqps.optim.sgd(1.0), mode="async")
             assert same(other.pull(), params)
 
 
@@ -182,7 +182,7 @@ def test_in_place_and_by_copies_are_the_same_bit_for_bit(
         zmqps.connect(another.address, transport="tcp") as reference,
     ):
         for worker in (here, reference):
-            worker.init(initial(), optimizer=optimizer)
+            worker.init(initial(), optimizer=optimizer, mode="async")
         buffers = here.gradient_buffers()
         for step in range(5):
             for name, gradient in gradients(step).items():
@@ -211,7 +211,7 @@ def test_what_is_looked_at_stays_as_it_is_while_others_train(cluster: Cluster) -
     with ExitStack() as stack:
         workers = [stack.enter_context(zmqps.connect(cluster.address)) for _ in range(2)]
         for worker in workers:
-            worker.init(initial(), optimizer=zmqps.optim.sgd(1.0))
+            worker.init(initial(), optimizer=zmqps.optim.sgd(1.0), mode="async")
             worker.pull()  # from here on they know the servers' memory
         kept, copies, expected = [], [], initial()
         for seed in range(4):
@@ -239,7 +239,7 @@ def test_one_who_gives_nothing_back_costs_a_server_three_times_its_values_and_no
         running(num_servers=1, slice_nbytes=SLICE_NBYTES) as cluster,
         zmqps.connect(cluster.address, transport="shm", timeout=PATIENCE) as worker,
     ):
-        worker.init(initial, optimizer=zmqps.optim.sgd(1.0))
+        worker.init(initial, optimizer=zmqps.optim.sgd(1.0), mode="async")
         held = []
         for _ in range(50):
             held.append(worker.pull(copy=False))
@@ -260,7 +260,7 @@ def test_where_a_server_lacks_the_memory_those_who_look_get_copies(monkeypatch: 
         running(num_servers=1, slice_nbytes=SLICE_NBYTES) as cluster,
         zmqps.connect(cluster.address, transport="shm", timeout=PATIENCE) as worker,
     ):
-        worker.init(initial, optimizer=zmqps.optim.sgd(1.0))
+        worker.init(initial, optimizer=zmqps.optim.sgd(1.0), mode="async")
         held = []
         for _ in range(20):
             held.append(worker.pull(copy=False))
@@ -273,7 +273,7 @@ def test_where_a_server_lacks_the_memory_those_who_look_get_copies(monkeypatch: 
 
 def test_gradient_buffers_are_pushed_whole_in_part_and_by_other_names(cluster: Cluster) -> None:
     with zmqps.connect(cluster.address) as worker:
-        worker.init(initial(), optimizer=zmqps.optim.sgd(1.0))
+        worker.init(initial(), optimizer=zmqps.optim.sgd(1.0), mode="async")
         buffers, expected = worker.gradient_buffers(), initial()
         assert worker.gradient_buffers().keys() == buffers.keys() == expected.keys()
         assert all(worker.gradient_buffers()[name] is buffer for name, buffer in buffers.items())
@@ -304,7 +304,7 @@ def test_gradient_buffers_are_pushed_whole_in_part_and_by_other_names(cluster: C
 
 def test_buffers_and_views_outlive_a_life_in_the_cluster(cluster: Cluster) -> None:
     with zmqps.connect(cluster.address) as worker:
-        worker.init(initial(), optimizer=zmqps.optim.sgd(1.0))
+        worker.init(initial(), optimizer=zmqps.optim.sgd(1.0), mode="async")
         buffers, expected = worker.gradient_buffers(), initial()
         worker.push(buffers)
         views = worker.pull(copy=False)
@@ -323,7 +323,7 @@ def test_gradients_of_a_step_that_fails_for_its_worker_are_what_they_were_when_i
     with ExitStack() as stack:
         one, other = (stack.enter_context(zmqps.connect(cluster.address)) for _ in range(2))
         pool = stack.enter_context(ThreadPoolExecutor(2))
-        list(pool.map(lambda w: w.init(initial(), optimizer=zmqps.optim.sgd(1.0), staleness=0), (one, other)))
+        list(pool.map(lambda w: w.init(initial(), optimizer=zmqps.optim.sgd(1.0), mode="sync"), (one, other)))
         mine, theirs = one.gradient_buffers(), other.gradient_buffers()
 
         def fill(buffers: dict[str, Any], seed: int) -> None:
@@ -363,7 +363,7 @@ def test_synchronous_steps_in_place_keep_every_version_that_is_looked_at(cluster
 
         def train(index: int) -> list[tuple[int, dict[str, Any], dict[str, Any]]]:
             worker = workers[index]
-            worker.init(initial(), optimizer=zmqps.optim.sgd(1.0), staleness=0)
+            worker.init(initial(), optimizer=zmqps.optim.sgd(1.0), mode="sync")
             buffers, seen = worker.gradient_buffers(), []
             for step in range(6):
                 values = worker.pull(copy=False)
@@ -387,7 +387,7 @@ def test_synchronous_steps_in_place_keep_every_version_that_is_looked_at(cluster
 def test_without_memory_to_share_all_is_the_same_by_copies(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "memfd_create")
     with zmqps.connect(cluster.address, transport="shm") as worker:
-        worker.init(initial(), optimizer=zmqps.optim.sgd(1.0))
+        worker.init(initial(), optimizer=zmqps.optim.sgd(1.0), mode="async")
         buffers, expected = worker.gradient_buffers(), initial()
         for seed in range(3):
             for name, gradient in gradients(seed).items():
@@ -433,7 +433,7 @@ def test_a_killed_worker_leaves_nothing(cluster: Cluster) -> None:
         import os, numpy as np, zmqps
         worker = zmqps.connect({cluster.address!r}, transport="shm")
         params = {{"w": np.zeros(100_000, np.float32), "b": np.zeros(90_000, np.float32)}}
-        worker.init(params, optimizer=zmqps.optim.sgd(1.0))
+        worker.init(params, optimizer=zmqps.optim.sgd(1.0), mode="async")
         worker.push_pull(params)
         buffers = worker.gradient_buffers()
         for _ in range(3):
@@ -456,7 +456,7 @@ def test_a_killed_server_leaves_nothing() -> None:
     with zmqps.LocalCluster(1, kernels="numpy", heartbeat_timeout=300.0) as local:
         params = {"w": np.zeros(100_000, np.float32)}
         with zmqps.connect(local.address, transport="shm") as worker:
-            worker.init(params, optimizer=zmqps.optim.sgd(1.0))
+            worker.init(params, optimizer=zmqps.optim.sgd(1.0), mode="async")
             worker.push_pull(params)
             buffers, views = worker.gradient_buffers(), worker.pull(copy=False)
             worker.push(buffers)

@@ -11,7 +11,7 @@ import pytest
 
 from tests.testing.test_invariants import caught, wrap
 from zmqps.core.coordinator.consistency.base import Decision
-from zmqps.core.coordinator.consistency.bsp import Synchronous
+from zmqps.core.coordinator.consistency.synchronous import Synchronous
 from zmqps.core.coordinator.training import steps
 from zmqps.core.protocol.messages import Arrive
 from zmqps.core.server.dense.aggregate import Stage

@@ -133,7 +133,7 @@ def test_a_coordinator_that_forgets_a_promotion_under_way(monkeypatch: Patch) ->
 
 def test_a_coordinator_that_forgets_that_a_leader_waits_for_a_lost_backup(monkeypatch: Patch) -> None:
     forgotten(monkeypatch, 1)
-    caught("ssp-returned-replicas", "and all servers are there", begin=39)
+    caught("bounded-returned-replicas", "and all servers are there", begin=39)
 
 
 def test_a_coordinator_that_forgets_that_a_shard_lacks_a_backup(monkeypatch: Patch) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.testing.test_invariants import violated, wrap
-from zmqps.core.coordinator.consistency.bsp import Synchronous
+from zmqps.core.coordinator.consistency.synchronous import Synchronous
 from zmqps.core.coordinator.members.membership import Membership
 from zmqps.core.coordinator.members.places import Occupancy
 from zmqps.core.coordinator.options import CoordinatorOptions

@@ -33,7 +33,7 @@ pytestmark = pytest.mark.repeats
 Patch = pytest.MonkeyPatch
 
 
-@pytest.mark.parametrize("name", ["ssp-replicas-silent", "sync-replicas-cut"])
+@pytest.mark.parametrize("name", ["bounded-replicas-silent", "sync-replicas-cut"])
 def test_servers_are_lost_again_and_again(name: str) -> None:
     seen: Counter[str] = Counter()
     for seed in range(12):
@@ -104,7 +104,7 @@ def test_a_promoted_copy_that_takes_what_its_old_leader_says(monkeypatch: Patch)
 
     wrap(monkeypatch, ReplicaStreams, "_take_over", take_over)
     monkeypatch.setattr(Tenant, "check_role", lambda *rest: None)
-    caught("ssp-replicas-silent", "a push was applied twice", begin=23)
+    caught("bounded-replicas-silent", "a push was applied twice", begin=23)
 
 
 def test_a_backup_that_does_not_remember_what_its_leader_was_pushed(monkeypatch: Patch) -> None:

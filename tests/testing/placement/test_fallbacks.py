@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.testing.test_invariants import Patch, caught, wrap
-from zmqps.core.coordinator.consistency.bsp import Synchronous
+from zmqps.core.coordinator.consistency.synchronous import Synchronous
 from zmqps.core.coordinator.placement.copies import Replica
 from zmqps.core.coordinator.placement.fallback import Fallback
 from zmqps.core.coordinator.placement.views import MemberViews, ViewChange
@@ -54,7 +54,7 @@ def test_a_server_that_takes_pushes_for_applied_that_came_after_the_checkpoint(m
 
 def test_a_worker_that_does_not_count_what_is_lost(monkeypatch: Patch) -> None:
     wrap(monkeypatch, Sent, "lose", lambda original, self, *known: original(self, *known) and 0)
-    caught("ssp-falls", "pushes are lost")
+    caught("bounded-falls", "pushes are lost")
 
 
 def test_a_worker_that_is_not_told(monkeypatch: Patch) -> None:

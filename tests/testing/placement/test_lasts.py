@@ -49,7 +49,7 @@ def test_a_push_is_in_the_last_checkpoint_though_its_worker_hears_late_that_it_w
 
 
 @pytest.mark.repeats
-@pytest.mark.parametrize("mode", ["async", "ssp", "sync"])
+@pytest.mark.parametrize("mode", ["async", "bounded", "sync"])
 def test_a_coordinator_that_saves_on_when_its_cluster_ends(monkeypatch: Patch, mode: str) -> None:
     monkeypatch.setattr(Checkpoints, "close", lambda checkpoints, now: [])
     monkeypatch.setattr(Wishes, "why_not", lambda wishes, wish: "")

@@ -47,7 +47,7 @@ MODES = (
     "sync-scales",
     *(
         pytest.param(name, marks=pytest.mark.repeats)
-        for name in ("async-scales", "ssp-scales", "async-scales-returned")
+        for name in ("async-scales", "bounded-scales", "async-scales-returned")
     ),
 )
 

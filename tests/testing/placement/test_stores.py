@@ -22,7 +22,7 @@ pytestmark = pytest.mark.repeats
 WRONG = {"async": "lacks rows that were acknowledged", "sync": "sequential reference"}
 
 
-@pytest.mark.parametrize("mode", ["async", "ssp", "sync"])
+@pytest.mark.parametrize("mode", ["async", "bounded", "sync"])
 def test_rows_are_left_out_and_chains_are_long(mode: str) -> None:
     built, longest = 0, 0
     for seed in range(12):

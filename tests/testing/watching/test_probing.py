@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from tests.testing.test_invariants import Patch, caught, wrap
-from zmqps.core.coordinator.consistency.bsp import Synchronous
+from zmqps.core.coordinator.consistency.synchronous import Synchronous
 from zmqps.core.coordinator.kernel import machine
 from zmqps.core.coordinator.training.steps import Delays
 from zmqps.core.coordinator.watching.probes import Probes

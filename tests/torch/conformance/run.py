@@ -267,7 +267,7 @@ class Suite:
 
     def _as_worker(self, case: Case, module: torch.nn.Module, worker: zmqps.Worker) -> Result:
         loop, model = LOOPS[case.loop], MODELS[case.model]
-        options = {"staleness": 0, "workers": case.workers, "timeout": TIMEOUT, **MODES[case.mode], **loop.options}
+        options = {"mode": "sync", "workers": case.workers, "timeout": TIMEOUT, **MODES[case.mode], **loop.options}
         if case.workers > 1:
             options["buffers"] = "chief"  # as DDP
         if case.mode in WITHOUT_OVERLAP:

@@ -39,13 +39,13 @@ class CacheOptions:
         if job.mode == "sync":
             raise ConfigurationError(
                 "synchronous training has no cache of rows: each step reads what the last one made; train with "
-                "staleness=None or n, or leave cache= out"
+                'mode="async" or mode="bounded", or leave cache= out'
             )
-        if job.mode == "ssp":
+        if job.mode == "bounded":
             if self.defer:
                 raise ConfigurationError(
-                    f"with staleness={job.staleness} others count on what was pushed in a step, so gradients of rows "
-                    "are not deferred: leave defer=True out, or train with staleness=None"
+                    'with mode="bounded" others count on what was pushed in a step, so gradients of rows are not '
+                    'deferred: leave defer=True out, or train with mode="async"'
                 )
             most = job.staleness or 0
             if self.staleness is not None and self.staleness > most:

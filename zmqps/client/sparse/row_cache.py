@@ -101,7 +101,7 @@ class RowCache:
         self._spec = spec
         self._staleness = options.bound(job, spec)
         self._rate = rate_of(job, spec)
-        self._is_bounded, self._bound = job.mode == "ssp", job.staleness or 0
+        self._is_bounded, self._bound = job.mode == "bounded", job.staleness or 0
         self._by_steps = False  # its clock counts steps
         self._lock = threading.Lock()
         self._arrived: deque[tuple[Reservation, Array, int]] = deque()

@@ -71,8 +71,11 @@ class Parameter:
 
 #: The default advice about a job that differs.
 ANOTHER_NAME = "give this worker's job another name: connect(..., job=...)"
-#: Alternative values of `JobSpec.staleness` -> their meaning.
-MODES = {"sync": 0, "synchronous": 0, "bsp": 0, "async": None, "asynchronous": None, "asp": None, "none": None}
+#: How the workers of a job wait for each other.
+MODES = ("sync", "async", "bounded")
+#: Other names of the modes, in lower case.
+MODE_ALIASES = {"synchronous": "sync", "bsp": "sync", "asynchronous": "async", "asp": "async", "none": "async"}
+MODE_ALIASES |= {"ssp": "bounded", **{mode: mode for mode in MODES}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,8 +88,10 @@ class JobSpec:
         In the order of the flat key space.
     optimizer
         The wire form of an optimizer (`zmqps.optim.OptimizerSpec.to_wire`).
+    mode
+        ``sync``, ``async`` or ``bounded``.
     staleness
-        How many clocks a read may lag: None asynchronous.
+        Bounded: how many clocks a read may lag, 1 or more. None in the other modes.
     nonfinite
         ``reject`` or ``allow`` gradients with NaN or infinity.
     aggregate
@@ -112,6 +117,7 @@ class JobSpec:
 
     parameters: tuple[Parameter, ...]
     optimizer: Mapping[str, Any]
+    mode: str = "sync"
     staleness: int | None = None
     nonfinite: str = "reject"
     aggregate: int | None = None
@@ -144,24 +150,14 @@ class JobSpec:
                 raise DtypeError(name=parameter.name, got=parameter.dtype[:40], expected=" or ".join(known))
         self._check_nbytes()
         checks.one_of("nonfinite", self.nonfinite, NONFINITE_POLICIES)
-        if not isinstance(self.staleness, int | None) or isinstance(self.staleness, bool):
-            word = self.staleness if isinstance(self.staleness, str) else ""
-            hint = f"; {word!r} is {MODES[word.lower()]}" if word.lower() in MODES else ""
-            raise ConfigurationError(
-                f"staleness must be 0 for synchronous, n for bounded, None for asynchronous training, not "
-                f"{checks.shown(self.staleness)}{hint}"
-            )
-        for label in ("staleness", "aggregate", "workers"):
+        self._check_mode()
+        for label in ("aggregate", "workers"):
             checks.whole(label, getattr(self, label), at_most=MAX_COUNT, optional=True)
-        if self.staleness is not None and self.staleness < 0:
-            raise ConfigurationError(
-                f"staleness={self.staleness}: pass 0 for synchronous, n for bounded, None for asynchronous training"
-            )
         checks.one_of("on_straggler", self.on_straggler, STRAGGLER_POLICIES)
         checks.one_of("mean", self.mean, MEANS)
         if self.mean != "pushed" and self.mode != "sync":
             raise ConfigurationError(
-                f"mean={self.mean!r} belongs to synchronous training, staleness=0: elsewhere each push is applied alone"
+                f'mean={self.mean!r} belongs to mode="sync": in the other modes each push is applied alone'
             )
         checks.whole("aggregate", self.aggregate, 1, optional=True)
         checks.whole("workers", self.workers, 1, optional=True)
@@ -169,13 +165,43 @@ class JobSpec:
         check_codec_of_job(self.pull_codec, pulls=True)
         checks.whole("retain", self.retain, 0, MAX_RETAIN)
         if self.mode != "sync" and (self.aggregate is not None or self.on_straggler != "wait" or self.retain):
-            raise ConfigurationError("aggregate, on_straggler and retain belong to synchronous training, staleness=0")
+            raise ConfigurationError('aggregate, on_straggler and retain belong to synchronous training, mode="sync"')
         if make_treatment(self.treatment) is not None and self.mode == "sync":
-            raise ConfigurationError("treatment is for stale gradients, which synchronous training does not have")
+            raise ConfigurationError(
+                'treatment is for stale gradients, which synchronous training does not have: pass mode="async" or '
+                'mode="bounded", or leave treatment out'
+            )
         if self.deterministic:
             self._check_deterministic()
         if self.tables:
             self._check_tables()
+
+    def _check_mode(self) -> None:
+        """Raise `ConfigurationError` if there is no such mode, or the staleness does not fit it."""
+        if not isinstance(self.mode, str) or self.mode not in MODES:
+            near = _near_mode(self.mode)
+            if near:
+                near = f"; pass {near}"
+            elif isinstance(self.mode, str) and (near := checks.meant(self.mode, MODES)):
+                near = f"; {near}"
+            raise ConfigurationError(f"mode must be one of {', '.join(MODES)}, not {checks.shown(self.mode)}{near}")
+        if self.mode == "bounded" and self.staleness is None:
+            raise ConfigurationError(
+                'mode="bounded" needs its bound: pass staleness=n, 1 or more, the steps that a read may lag'
+            )
+        if self.staleness is None:
+            return
+        near = _near_mode(self.staleness)
+        if self.mode != "bounded":
+            raise ConfigurationError(
+                f'staleness belongs to mode="bounded", not to mode="{self.mode}": '
+                f"{f'pass {near}, or ' if near else ''}leave staleness={checks.shown(self.staleness)} out"
+            )
+        if type(self.staleness) is not int or not 1 <= self.staleness <= MAX_COUNT:
+            raise ConfigurationError(
+                f"staleness must be a whole number at least 1, not {checks.shown(self.staleness)}"
+                f"{f'; pass {near}' if near else ''}"
+            )
 
     def _check_nbytes(self) -> None:
         """Raise `ConfigurationError` if the values of all parameters are more than a cluster can hold."""
@@ -215,7 +241,7 @@ class JobSpec:
     def _check_deterministic(self) -> None:
         """Raise if the contributors of a step would depend on the order of arrival."""
         if self.mode != "sync":
-            raise ConfigurationError("deterministic training is synchronous: staleness=0")
+            raise ConfigurationError('deterministic training is synchronous: pass mode="sync"')
         if self.aggregate is not None:
             raise ConfigurationError(
                 f"deterministic training takes one gradient of every worker, not the first {self.aggregate} that come: "
@@ -268,11 +294,6 @@ class JobSpec:
         """How many separate updates of each parameter a step has: the expected workers; synchronous: one."""
         return 1 if self.mode == "sync" else self.workers or 1
 
-    @property
-    def mode(self) -> str:
-        """The mode in force, for logs and the status: async, ssp or sync."""
-        return "async" if self.staleness is None else "ssp" if self.staleness else "sync"
-
     def to_wire(self) -> dict[str, Any]:
         """Return the map in `Init`, `Job` and `Assign`."""
         return {
@@ -293,7 +314,8 @@ class JobSpec:
         ConfigurationError, DtypeError
             It is, but the job it describes cannot be trained.
         """
-        wire = {"mean": "pushed", "tables": [], **wire}  # optional, such as in older checkpoints
+        # optional, such as in older checkpoints
+        wire = {"mean": "pushed", "tables": [], **(wire if "mode" in wire else _with_mode(wire))}
         if set(wire) != {"parameters", "optimizer", "tables", *OPTIONS}:
             known = ", ".join(("parameters", "optimizer", *OPTIONS))
             raise ProtocolError(f"a job has {known}, not {sorted(wire)[:8]}")
@@ -338,6 +360,7 @@ class JobSpec:
 
 #: The fields other than parameters and optimizer, and the allowed values of each on the wire.
 OPTIONS: dict[str, tuple[type, ...]] = {
+    "mode": (str,),
     "staleness": (int, type(None)),
     "nonfinite": (str,),
     "aggregate": (int, type(None)),
@@ -350,6 +373,26 @@ OPTIONS: dict[str, tuple[type, ...]] = {
     "deterministic": (bool,),
     "workers": (int, type(None)),
 }
+
+
+def _near_mode(value: object) -> str:
+    """Return the options that are meant by another name of a mode, or by its number; empty: none."""
+    if isinstance(value, str):
+        mode = MODE_ALIASES.get(value.lower(), "")
+        return mode and (f'mode="{mode}"' if mode != "bounded" else 'mode="bounded", staleness=n')
+    if type(value) is int and value > 0:
+        return f'mode="bounded", staleness={checks.shown(value)}'
+    return 'mode="async"' if value is None else 'mode="sync"' if type(value) is int and value == 0 else ""
+
+
+def _with_mode(wire: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return an older map, in which the staleness was the mode: None asynchronous, 0 synchronous, n bounded."""
+    staleness = wire.get("staleness", "")
+    if staleness is None:
+        return {**wire, "mode": "async"}
+    if type(staleness) is not int:
+        return wire
+    return {**wire, "mode": "bounded"} if staleness else {**wire, "mode": "sync", "staleness": None}
 
 
 def _parameter(entry: Any) -> Parameter:

@@ -103,7 +103,7 @@ class Tenant:
     @property
     def is_bounded(self) -> bool:
         """Whether workers rely on reading what others have pushed before a step."""
-        return bool(self.assign.job.get("staleness"))
+        return self.assign.job.get("mode") == "bounded"
 
     @property
     def reserved_nbytes(self) -> int:

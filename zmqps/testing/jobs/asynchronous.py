@@ -61,6 +61,7 @@ class AsyncTraining(Training):
     """
 
     #: As in `zmqps.core.job.spec.JobSpec`.
+    mode = "async"
     staleness: int | None = None
     #: In how many parts a push may be made: each is in a cut, or is not.
     halves = 1
@@ -108,8 +109,9 @@ class AsyncTraining(Training):
         dtypes = ["float32" if i % 2 else "float64" for i in range(self._num)]
         parameters = tuple(Parameter(n, (self._size,), t) for n, t in zip(names, dtypes, strict=True))
         job = JobSpec(
-            parameters=parameters, optimizer=sgd(1.0).to_wire(), staleness=self.staleness, tables=self.rows.specs
-        )
+            parameters=parameters, optimizer=sgd(1.0).to_wire(), mode=self.mode, staleness=self.staleness,
+            tables=self.rows.specs,
+        )  # fmt: skip
         return job, [np.zeros(self._size, t) for t in dtypes]
 
     def gradients(self, owner: int, push: int) -> list[Array]:

@@ -35,6 +35,7 @@ class BoundedTraining(AsyncTraining):
         As of `AsyncTraining`.
     """
 
+    mode = "bounded"
     halves = 2
 
     def __init__(self, staleness: int, plain: bool = False, skips: float = 0.0, **options: Any) -> None:

@@ -41,8 +41,8 @@ class CodedTraining(Training):
 
     Parameters
     ----------
-    staleness
-        As in `zmqps.core.job.spec.JobSpec`.
+    mode
+        ``sync`` or ``async``.
     steps
         Of each worker.
     size
@@ -51,7 +51,7 @@ class CodedTraining(Training):
         Seconds that a step computes, and that anything may wait.
     """
 
-    staleness: int | None = None
+    mode: str = "sync"
     steps: int = 24
     size: int = 40_000
     compute_s: float = 0.02
@@ -69,7 +69,7 @@ class CodedTraining(Training):
         job = JobSpec(
             parameters=(Parameter("layer.weight", (self.size,), "float32"),),
             optimizer=sgd(1.0).to_wire(),
-            staleness=self.staleness,
+            mode=self.mode,
         )
         return job, [np.zeros(self.size, np.float32)]
 
@@ -97,7 +97,7 @@ class CodedTraining(Training):
             self._unsure[who] = before
             source = Source(arrays=[gradient], codec=rng.choice(CODECS))
             yield Exchange(push=PushTransfer(cargoes=cargoes, source=source, whole=True)), t
-            attempt = self._attempts[who] if self.staleness is not None else len(self._pushed)
+            attempt = self._attempts[who] if self.mode == "sync" else len(self._pushed)
             self._pushed[who, attempt] = before - self._kept(worker)
             del self._unsure[who]
             simulation.counters["steps"] += 1
@@ -123,7 +123,7 @@ class CodedTraining(Training):
         """Assert that all that was pushed and counts has come, once."""
         missing = values.astype(np.float64)
         unsure: list[Array] = []
-        if self.staleness is None:
+        if self.mode == "async":
             missing += sum(self._pushed.values())
             nodes = {node.identity.incarnation: node for node in simulation.workers}
             unsure = [before - self._kept(nodes[who]) for who, before in self._unsure.items()]

@@ -33,7 +33,7 @@ class SettingTraining(Training):
     Parameters
     ----------
     staleness
-        As in `zmqps.core.job.spec.JobSpec`.
+        With it, training is bounded (`zmqps.core.job.spec.JobSpec`); None: asynchronous.
     steps
         Of each worker.
     lives
@@ -69,7 +69,10 @@ class SettingTraining(Training):
         """A tensor of zeros and a counter for each worker, as large as some slices."""
         own = [Parameter(f"count{number}", (SIZE,), "int64", True) for number in range(self.lives)]
         parameters = Parameter("layer.weight", (SIZE,), "float32"), *own
-        job = JobSpec(parameters=parameters, optimizer=sgd(1.0).to_wire(), staleness=self.staleness, tables=self.tables)
+        mode = "async" if self.staleness is None else "bounded"
+        job = JobSpec(
+            parameters=parameters, optimizer=sgd(1.0).to_wire(), mode=mode, staleness=self.staleness, tables=self.tables
+        )
         return job, [np.zeros(p.shape, p.storage_dtype) for p in parameters]
 
     def program(self, simulation: SimulatedCluster, worker: Node) -> Program:

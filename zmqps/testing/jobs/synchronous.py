@@ -131,7 +131,7 @@ class SyncTraining(Training):
         job = JobSpec(
             parameters=parameters,
             optimizer=spec,
-            staleness=0,
+            mode="sync",
             aggregate=self.aggregate,
             on_straggler=self.on_straggler,
             mean=self.mean,

@@ -122,7 +122,7 @@ class Reported(Simulation):
 def reported_scenarios(found: Mapping[str, S]) -> Mapping[str, S]:
     """Return scenarios in which the ends of nodes are told, made of those without reports."""
     made: dict[str, S] = {}
-    for mode in ("async", "ssp", "sync", "jobs"):
+    for mode in ("async", "bounded", "sync", "jobs"):
         for kind, faults in REPORTS.items():
             if not faults.server_crash or mode != "jobs":
                 made[f"{mode}-{kind}"] = replace(found[f"{mode}-restarts"], faults=faults)  # type: ignore[type-var]

@@ -30,7 +30,7 @@ def trained(*names: str) -> Kernel:
     kernel = Kernel()
     kernel.join(*names)
     for name in names[1:]:
-        kernel.init(name, job(staleness=0))
+        kernel.init(name, job(mode="sync"))
     kernel.ready("s0", loaded=False)
     kernel.ready("s0")
     return kernel

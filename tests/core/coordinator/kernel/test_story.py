@@ -54,7 +54,7 @@ def test_a_job_tells_that_it_begins_and_whose_loss_it_has_survived() -> None:
 def test_who_waits_is_told_what_came_before() -> None:
     coordinator = Coordinator.joined("s0", "w0", "w1", "w2")
     for name in ("w0", "w1", "w2"):
-        coordinator.init(name, job(staleness=0))
+        coordinator.init(name, job(mode="sync"))
     coordinator.ready("s0", loaded=False)
     coordinator.ready("s0")
     coordinator.take("w0", Arrive(7, 0, (1,)))

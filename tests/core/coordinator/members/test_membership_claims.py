@@ -113,7 +113,7 @@ def test_one_that_dies_again_before_it_has_begun_is_missed() -> None:
 
 
 def test_a_synchronous_step_goes_on_without_the_old_life_and_waits_for_the_new_one() -> None:
-    coordinator = trained("w0", "w1", staleness=0)
+    coordinator = trained("w0", "w1", mode="sync")
     coordinator.take("w0", m.Arrive(2, 0, (1,)))
     assert not sent(coordinator.take("w0", m.Heartbeat({})), m.Commit)
     actions = back(coordinator, "w1")
@@ -121,7 +121,7 @@ def test_a_synchronous_step_goes_on_without_the_old_life_and_waits_for_the_new_o
     assert [who for who, _ in commit.contributors] == [hello("worker", "w0").incarnation]
     assert [type(a.message) for a in actions if getattr(a, "peer", b"") == peer("s0")] == [m.Departed, m.Commit]  # type: ignore[union-attr]
     assert sent(actions, m.Proceed, peer("w0"))
-    (told,) = sent(coordinator.init("w1'", job(staleness=0)), m.Job)
+    (told,) = sent(coordinator.init("w1'", job(mode="sync")), m.Job)
     assert (told.step, told.rank) == (1, 1)
     assert not sent(coordinator.take("w0", m.Arrive(3, 1, (2,))), m.Commit)
     assert sent(coordinator.take("w1'", m.Arrive(2, 1, (1,))), m.Commit)

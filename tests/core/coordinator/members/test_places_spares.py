@@ -15,7 +15,7 @@ from zmqps.core.protocol import messages as m
 from zmqps.core.protocol.events import Action
 from zmqps.errors import JobError, JobMismatchError, LimitError, PeerLostError, ProtocolError
 
-SYNC = job(staleness=0)
+SYNC = job(mode="sync")
 DATA = m.Take(30, "data", 8, 4, 1, (), ())
 
 
@@ -133,7 +133,7 @@ def test_what_a_spare_asks_for_waits_and_nobody_waits_for_it(asked: Any) -> None
 
 def test_a_place_of_a_job_that_could_not_be_started_is_none_of_the_next_one() -> None:
     coordinator = Coordinator.joined("s0", "w7", workers=2)
-    coordinator.init("w7", job("another", staleness=0))
+    coordinator.init("w7", job("another", mode="sync"))
     coordinator.take("w7", m.Take(20, "data", 99, 1, 1, (), ()))
     coordinator.take("w7", m.Enter(21, "end"))
     coordinator.take("w7", m.Withdraw(1))
@@ -286,16 +286,16 @@ def test_a_spare_is_late_with_a_step_that_was_committed_meanwhile_and_goes_on_wi
 
 
 def test_a_bounded_spare_goes_on_when_it_counts() -> None:
-    coordinator = trained("w0", "w1", spec=job(staleness=1))
-    coordinator.attach("w2", job(staleness=1))
+    coordinator = trained("w0", "w1", spec=job(mode="bounded", staleness=1))
+    coordinator.attach("w2", job(mode="bounded", staleness=1))
     assert sent(step(coordinator, 0, "w2"), m.Proceed) == []
     actions = coordinator.take("w1", m.Leave("closed"))
     assert receivers(actions, m.Proceed) == [peer("w2")]
 
 
 def test_nobody_waits_for_a_bounded_spare_to_catch_up_when_it_counts() -> None:
-    coordinator = trained("w0", "w1", spec=job(staleness=1))
-    assert sent(coordinator.attach("w2", job(staleness=1)), m.Job)[0].step == 0
+    coordinator = trained("w0", "w1", spec=job(mode="bounded", staleness=1))
+    assert sent(coordinator.attach("w2", job(mode="bounded", staleness=1)), m.Job)[0].step == 0
     for number in range(5):
         step(coordinator, number, "w0", "w1")
     step(coordinator, 0, "w2")

@@ -238,7 +238,7 @@ def test_if_the_drained_server_is_lost_the_copy_that_is_whole_takes_over() -> No
 
 
 def test_without_backups_no_copy_takes_over_in_mid_step_for_it_lacks_its_gradients() -> None:
-    cluster = Cluster(staleness=0)
+    cluster = Cluster(mode="sync")
     cluster.fill(cluster.drain())
     cluster.take("s1", m.Leave("closed"))
     assert cluster.run().lost_shard is not None
@@ -278,7 +278,7 @@ def test_a_copy_that_lacks_something_after_all_does_not_take_over() -> None:
 
 
 def test_between_two_steps_a_leader_gives_up_its_place_and_then_workers_go_on() -> None:
-    cluster = Cluster(staleness=0)
+    cluster = Cluster(mode="sync")
     cluster.take("w0", m.Arrive(10, 0, (1,)))
     whole = cluster.fill(cluster.drain())
     assert sent(whole, m.Yield) == [], "the step is open"
@@ -292,7 +292,7 @@ def test_between_two_steps_a_leader_gives_up_its_place_and_then_workers_go_on() 
 
 
 def test_a_leader_with_gradients_of_the_step_keeps_its_place_until_that_is_over() -> None:
-    cluster = Cluster(staleness=0)
+    cluster = Cluster(mode="sync")
     asked = cluster.fill(cluster.drain())
     assert receivers(asked, m.Yield) == [peer("s1")], "nobody has arrived: the server knows whether it has gradients"
     cluster.give_up(asked, busy=1)
@@ -305,7 +305,7 @@ def test_a_leader_with_gradients_of_the_step_keeps_its_place_until_that_is_over(
 
 
 def test_a_step_that_all_have_brought_is_committed_when_a_leader_keeps_its_place() -> None:
-    cluster = Cluster(staleness=0)
+    cluster = Cluster(mode="sync")
     asked = cluster.fill(cluster.drain())
     for name in ("w0", "w1"):
         assert sent(cluster.take(name, m.Arrive(10, 0, (1,))), m.Commit) == [], "the leader may have given up its place"
@@ -314,7 +314,7 @@ def test_a_step_that_all_have_brought_is_committed_when_a_leader_keeps_its_place
 
 @pytest.mark.parametrize("saving", [False, True])
 def test_workers_are_not_held_for_long(saving: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster = Cluster(staleness=0)
+    cluster = Cluster(mode="sync")
     cluster.take("w0", m.Arrive(10, 0, (1,)))
     cluster.fill(cluster.drain())
     done = cluster.take("w1", m.Arrive(10, 0, (1,)))
@@ -392,7 +392,7 @@ def test_a_copy_that_was_to_move_once_more_stays_as_long_as_it_is_the_only_backu
 
 
 def test_steps_are_held_for_no_shard_that_moves_once_the_cluster_is_to_end() -> None:
-    cluster = Cluster(staleness=0)
+    cluster = Cluster(mode="sync")
     whole = cluster.fill(cluster.drain("s1"))
     (asked,) = sent(whole, m.Yield)
     assert cluster.run().steps.pauses.closed == {1}

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.core.machines import REWOUND, Trained, errors, job, logged, of_leader, peer, receivers, sent, sent_to
+from tests.modes import MODES
 from zmqps.core.coordinator.placement.fallback import RETRY_S, SHARE_S, STUCK_S
 from zmqps.core.coordinator.placement.resumption import Resumption
 from zmqps.core.protocol import messages as m
@@ -214,9 +215,9 @@ def test_a_server_that_never_gets_done_is_not_waited_for() -> None:
 # --- what is the end -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("staleness", [None, 0])
-def test_where_no_server_comes_the_job_fails_and_says_what_to_do(staleness: int | None) -> None:
-    cluster = Cluster(servers=1, staleness=staleness)
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_where_no_server_comes_the_job_fails_and_says_what_to_do(mode: str) -> None:
+    cluster = Cluster(servers=1, **MODES[mode])
     cluster.lose("s0")
     waits = cluster.init("w0", None, request=9)
     assert errors(waits) == []
@@ -258,9 +259,9 @@ def test_a_job_that_fails_with_nobody_there_ends() -> None:
 
 
 def test_all_shards_go_back_to_one_version_and_steps_with_them() -> None:
-    cluster = Cluster(steps=5, staleness=0)
+    cluster = Cluster(steps=5, mode="sync")
     assert cluster.run().steps.clock == 6
-    cluster.run().fallback.good[-1] = Resumption(path=NEWEST, job=job(staleness=0), version=3, state={"epoch": 3})
+    cluster.run().fallback.good[-1] = Resumption(path=NEWEST, job=job(mode="sync"), version=3, state={"epoch": 3})
     waits = cluster.take("w0", m.Arrive(90, 6, (90,)))
     lost = cluster.lose("s1")
     assert targets(lost) == {("s0", 0): NEWEST}, "it loads its own shard anew"
@@ -277,8 +278,8 @@ def test_all_shards_go_back_to_one_version_and_steps_with_them() -> None:
 
 
 def test_what_a_worker_says_of_steps_counts_when_it_has_gone_back() -> None:
-    cluster = Cluster(steps=2, staleness=0)
-    cluster.run().fallback.good[-1] = Resumption(path=NEWEST, job=job(staleness=0), version=3)
+    cluster = Cluster(steps=2, mode="sync")
+    cluster.run().fallback.good[-1] = Resumption(path=NEWEST, job=job(mode="sync"), version=3)
     cluster.join("s2")
     told = cluster.load(cluster.lose("s1"))
     assert cluster.run().steps.clock == 3, "as it was: the open step has the same number"
@@ -291,7 +292,7 @@ def test_what_a_worker_says_of_steps_counts_when_it_has_gone_back() -> None:
 
 
 def test_data_sets_stand_where_they_stood() -> None:
-    cluster = Cluster(steps=1, staleness=0)
+    cluster = Cluster(steps=1, mode="sync")
 
     def take(name: str, request: int, done: tuple[int, ...] = ()) -> list[int]:
         taken = cluster.take(name, m.Take(request, "examples", 40, 10, 1, (), done))
@@ -308,7 +309,7 @@ def test_data_sets_stand_where_they_stood() -> None:
 
 
 def test_a_server_lost_before_the_others_have_loaded_begins_no_second_rollback() -> None:
-    cluster = Cluster(steps=1, staleness=0)
+    cluster = Cluster(steps=1, mode="sync")
     first = cluster.lose("s1")
     cluster.lose("s0")
     assert sent(first, m.Assign) != []

@@ -255,14 +255,14 @@ def confirm(cluster: Cluster, *shards: int, step: int = 0) -> list[Action]:
 
 def confirmed_but_by_s1() -> Cluster:
     """Return one whose step all but the second server have committed."""
-    cluster = Cluster(staleness=0)
+    cluster = Cluster(mode="sync")
     arrive(cluster, "w0", "w1")
     confirm(cluster, 0, 2)
     return cluster
 
 
 def test_workers_proceed_when_all_shards_and_their_backups_have_the_step() -> None:
-    cluster = Cluster(staleness=0)
+    cluster = Cluster(mode="sync")
     committed = arrive(cluster, "w0", "w1")
     assert len(sent(committed, m.Commit)) == 3
     assert sent(committed, m.Proceed) == []
@@ -288,7 +288,7 @@ def test_a_step_that_the_backup_has_already_is_not_committed_again() -> None:
 
 
 def test_a_step_is_not_complete_before_its_gradients_are_at_the_new_leader() -> None:
-    cluster = Cluster(staleness=0)
+    cluster = Cluster(mode="sync")
     arrive(cluster, "w0")
     told = cluster.promoted(cluster.lose("s1"))
     assert sent(arrive(cluster, "w1"), m.Commit) == []
@@ -296,7 +296,7 @@ def test_a_step_is_not_complete_before_its_gradients_are_at_the_new_leader() -> 
 
 
 def test_gradients_of_a_worker_that_goes_before_it_could_bring_them_again_do_not_count() -> None:
-    cluster = Cluster(staleness=0)
+    cluster = Cluster(mode="sync")
     arrive(cluster, "w0")
     told = cluster.promoted(cluster.lose("s1"))
     cluster.take("w0", m.Leave("closed"))
@@ -306,7 +306,7 @@ def test_gradients_of_a_worker_that_goes_before_it_could_bring_them_again_do_not
 
 
 def test_where_a_worker_and_a_server_are_missed_at_once_the_step_waits_for_what_was_lost_with_the_server() -> None:
-    cluster = Cluster(staleness=0)
+    cluster = Cluster(mode="sync")
     arrive(cluster, "w0")
     cluster.now += 1.0
     cluster.take("s1", m.Heartbeat({}))  # it falls silent after w1

@@ -9,6 +9,7 @@ import pytest
 
 from tests.core.coordinator.training.test_data import SPEC, got, position, take
 from tests.core.machines import Coordinator, errors, job, peer, receivers, sent
+from tests.modes import MODES
 from zmqps.core.coordinator.placement.resumption import Resumption
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.messages import Arrive, Assign, Commit, Discard, EndJob, Error, Job, Leave
@@ -64,12 +65,12 @@ def test_another_model_or_optimizer_is_refused_and_says_what_differs(change: Any
     assert len(begin(coordinator, "w1", spec=job())) == 1
 
 
-@pytest.mark.parametrize("staleness", [None, 0, 2])
-def test_how_it_is_synchronised_may_differ(staleness: int | None) -> None:
+@pytest.mark.parametrize("mode", ["async", "sync", "bounded"])
+def test_how_it_is_synchronised_may_differ(mode: str) -> None:
     coordinator = restored()
-    (told,) = begin(coordinator, "w0", spec=replace(job(), staleness=staleness))
+    (told,) = begin(coordinator, "w0", spec=replace(job(), **MODES[mode]))
     assert not told.load
-    assert told.step == (0 if staleness is None else 7)
+    assert told.step == (0 if mode == "async" else 7)
 
 
 def test_another_optimizer_may_begin_where_slots_are_not_wanted_and_must_be_named() -> None:
@@ -104,7 +105,7 @@ def test_only_the_job_that_was_saved_begins_from_it_and_only_once() -> None:
 
 
 def test_who_takes_it_as_it_is_counts_where_so_many_are_expected() -> None:
-    coordinator = restored(replace(job(), staleness=0), workers=2)
+    coordinator = restored(replace(job(), mode="sync"), workers=2)
     assert len(begin(coordinator, "w0", "w1")) == 2
     for worker in ("w0", "w1"):
         actions = coordinator.take(worker, Arrive(5, 7, (1,)))
@@ -116,7 +117,7 @@ def test_who_takes_it_as_it_is_counts_where_so_many_are_expected() -> None:
 
 
 def test_a_first_start_that_fails_is_tried_again_from_the_checkpoint() -> None:
-    coordinator = restored(replace(job(), staleness=0), data=[[["data", 10, 4, 1, None], 0, 2, []]])
+    coordinator = restored(replace(job(), mode="sync"), data=[[["data", 10, 4, 1, None], 0, 2, []]])
     coordinator.attach("w0", None)
     failed = coordinator.take("s0", Error.of(1, JobError("the disk cannot be read")))
     assert errors(failed, peer("w0")) == [JobError.code]
@@ -148,7 +149,7 @@ def test_an_observer_may_ask_for_it_first() -> None:
 
 def test_a_synchronous_job_goes_on_with_its_step() -> None:
     coordinator = restored()
-    (told,) = begin(coordinator, "w0", spec=replace(job(), staleness=0))
+    (told,) = begin(coordinator, "w0", spec=replace(job(), mode="sync"))
     assert told.step == 7
     (commit,) = sent(coordinator.take("w0", Arrive(3, 7, (1,))), Commit)
     assert commit.step == 7
@@ -157,7 +158,7 @@ def test_a_synchronous_job_goes_on_with_its_step() -> None:
 
 def test_a_bounded_job_begins_at_the_clock_of_the_slowest() -> None:
     coordinator = restored()
-    spec = replace(job(), staleness=1)
+    spec = replace(job(), mode="bounded", staleness=1)
     told = begin(coordinator, "w0", "w1", spec=spec)
     assert {job.step for job in told} == {7}
     coordinator.take("w0", Arrive(3, 7, (1,)))

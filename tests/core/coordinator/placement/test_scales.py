@@ -155,7 +155,7 @@ def test_a_cut_that_a_leader_is_not_ready_for_is_taken_back() -> None:
 
 
 def test_a_cut_that_finds_gradients_of_a_step_waits_for_its_end_and_no_longer() -> None:
-    cluster = Cluster.joined("s2", servers=2, staleness=0)
+    cluster = Cluster.joined("s2", servers=2, mode="sync")
     pausing = built(cluster, scale(cluster, 3))
     assert set(receivers(pausing, m.Hold, ends=0)) == {peer("w0"), peer("w1")}, "nobody has arrived, as far as is known"
     stopping = held(cluster, pausing)
@@ -175,7 +175,7 @@ def test_a_cut_that_finds_gradients_of_a_step_waits_for_its_end_and_no_longer() 
 
 
 def test_a_leader_that_has_gradients_between_steps_is_asked_again_a_while_later() -> None:
-    cluster = Cluster.joined("s2", servers=2, staleness=0)
+    cluster = Cluster.joined("s2", servers=2, mode="sync")
     cluster.fill(cluster.give_up(held(cluster, built(cluster, scale(cluster, 3))), busy=1))
     again = [*cluster.take("w0", m.Arrive(10, 0, (1,))), *cluster.take("w1", m.Arrive(10, 0, (1,)))]
     again += cluster.reply(again, m.Commit, lambda commit: m.Committed(commit.epoch, 0))

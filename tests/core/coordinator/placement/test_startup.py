@@ -176,7 +176,7 @@ def test_who_asks_again_first_makes_the_coordinator_repeat_what_may_have_been_lo
 
 
 def test_a_deterministic_job_must_know_how_many_workers_to_wait_for() -> None:
-    deterministic = replace(job(), staleness=0, deterministic=True)
+    deterministic = replace(job(), mode="sync", deterministic=True)
     coordinator = Coordinator.joined("s0", "w0")
     (refused,) = sent(coordinator.init("w0", deterministic), m.Error, peer("w0"))
     assert refused.code == ConfigurationError.code
@@ -190,7 +190,7 @@ def test_a_deterministic_job_must_know_how_many_workers_to_wait_for() -> None:
 
 def test_a_deterministic_job_hands_out_no_ranges() -> None:
     coordinator = Coordinator.joined("s0", "w0", workers=1)
-    coordinator.init("w0", replace(job(), staleness=0, deterministic=True))
+    coordinator.init("w0", replace(job(), mode="sync", deterministic=True))
     assert errors(coordinator.take("w0", m.Take(2, "data", 100, 10, 1, (), ()))) == [ConfigurationError.code]
 
 

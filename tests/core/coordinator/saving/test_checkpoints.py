@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.core.machines import Coordinator, error_of, errors, job, logged, peer, receivers, sent
+from tests.modes import MODES
 from zmqps.core.coordinator.saving.checkpoints import AGAIN_S, HOLD_S, STUCK_S
 from zmqps.core.coordinator.saving.making import Storing
 from zmqps.core.coordinator.saving.wishes import BURST, EVERY_S, MAX_WAITING
@@ -68,12 +69,11 @@ class Cluster(Coordinator):
         self.store = Store()
         super().__init__(self.store, **{"servers": 2, "checkpoint_at_end": False, **options})
         self.work: list[Run] = []
-        staleness = {"async": None, "ssp": 1, "sync": 0}[mode]
         self.join(*SERVERS)
         for name in jobs:
             workers = [worker if name == "default" else f"{worker}.{name}" for worker in WORKERS]
             self.join(*workers)
-            self.init_all(job(staleness=staleness, tables=tables), *workers)
+            self.init_all(job(**MODES[mode], tables=tables), *workers)
             self.build(*SERVERS, job=name)
 
     def handle(self, event: Any) -> list[Action]:
@@ -288,7 +288,7 @@ def test_workers_of_a_job_keep_neither_operators_nor_other_jobs_from_theirs() ->
 # --- cuts -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("mode", "consistent"), [("ssp", 0), ("async", 1)])
+@pytest.mark.parametrize(("mode", "consistent"), [("bounded", 0), ("async", 1)])
 def test_a_cut_is_made_while_all_workers_hold_and_no_longer(mode: str, consistent: int) -> None:
     cluster = Cluster(mode)
     cluster.ask(consistent=consistent)
@@ -313,7 +313,7 @@ def test_what_is_not_held_any_more_goes_on() -> None:
 
 
 def test_a_hold_or_a_save_that_was_lost_is_said_again() -> None:
-    cluster = saving("ssp")
+    cluster = saving("bounded")
     cluster.hold(1, "w0")
     again = cluster.wait(AGAIN_S + 0.1)
     assert set(receivers(again, m.Hold, ends=0)) == {peer("w1")}
@@ -324,7 +324,7 @@ def test_a_hold_or_a_save_that_was_lost_is_said_again() -> None:
 
 
 def test_a_worker_that_does_not_hold_in_time_fails_it_and_the_others_go_on() -> None:
-    cluster = saving("ssp")
+    cluster = saving("bounded")
     cluster.hold(1, "w0")
     actions = cluster.wait(HOLD_S + 0.1)
     assert set(receivers(actions, m.Hold, ends=1)) == {peer("w0"), peer("w1")}
@@ -333,12 +333,12 @@ def test_a_worker_that_does_not_hold_in_time_fails_it_and_the_others_go_on() -> 
     assert not sent(actions, m.Save)
     assert cluster.work[-1].tag == Storing(0, "abandon")
     assert cluster.is_free()
-    impatient = saving("ssp", heartbeat_timeout=3.0)
+    impatient = saving("bounded", heartbeat_timeout=3.0)
     assert "did not pause for it in 3 s" in whys(impatient.wait(3.1)), "no longer than they wait for the coordinator"
 
 
 def test_a_server_that_does_not_keep_in_time_fails_it_for_workers_would_go_on() -> None:
-    cluster = saving("ssp")
+    cluster = saving("bounded")
     cluster.hold()
     cluster.say("s0", SaveStage.KEPT)
     actions = cluster.wait(HOLD_S + 0.1)
@@ -348,8 +348,8 @@ def test_a_server_that_does_not_keep_in_time_fails_it_for_workers_would_go_on() 
 
 
 def test_a_worker_that_comes_before_all_hold_is_held_as_well() -> None:
-    cluster = saving("ssp")
-    cluster.attach("w2", job(staleness=1))
+    cluster = saving("bounded")
+    cluster.attach("w2", job(**MODES["bounded"]))
     actions = cluster.hold()
     assert receivers(actions, m.Hold, ends=0) == [peer("w2")]
     assert not sent(actions, m.Save)
@@ -357,9 +357,9 @@ def test_a_worker_that_comes_before_all_hold_is_held_as_well() -> None:
 
 
 def test_one_that_comes_before_all_servers_keep_makes_it_begin_anew() -> None:
-    cluster = saving("ssp")
+    cluster = saving("bounded")
     cluster.hold()
-    cluster.attach("w2", job(staleness=1))
+    cluster.attach("w2", job(**MODES["bounded"]))
     cluster.say("s0", SaveStage.KEPT)
     actions = cluster.say("s1", SaveStage.KEPT)
     assert len(sent(actions, m.Unsave)) == 2
@@ -370,14 +370,14 @@ def test_one_that_comes_before_all_servers_keep_makes_it_begin_anew() -> None:
     assert len(sent(cluster.do(), m.Hold, ends=0)) == 3
     cluster.hold(2, "w0", "w1", "w2")
     assert receivers(cluster.publish(2), m.Checkpointed) == [peer("w0")]
-    gone = saving("ssp")
+    gone = saving("bounded")
     gone.hold()
-    gone.attach("w2", job(staleness=1))
+    gone.attach("w2", job(**MODES["bounded"]))
     assert len(sent(gone.take("w2", m.Leave("finished")), m.Unsave)) == 2, "though it has gone again"
 
 
 def test_a_worker_that_goes_while_it_is_awaited_is_not_waited_for() -> None:
-    cluster = saving("ssp")
+    cluster = saving("bounded")
     cluster.hold(1, "w0")
     actions = cluster.take("w1", m.Leave("closed"))
     assert len(sent(actions, m.Save)) == 2
@@ -385,7 +385,7 @@ def test_a_worker_that_goes_while_it_is_awaited_is_not_waited_for() -> None:
 
 
 def test_where_no_worker_is_there_is_nobody_to_hold() -> None:
-    cluster = Cluster("ssp")
+    cluster = Cluster("bounded")
     cluster.join("o0")
     cluster.finish("closed")
     cluster.take("operator", m.Checkpoint(1, "default", 1, {}, b"n" * 16))
@@ -431,7 +431,7 @@ def test_a_server_that_fails_fails_it_and_the_others_keep_nothing(before: list[i
 
 @pytest.mark.parametrize("stage", ["opened", "held", "saved"])
 def test_a_server_that_is_lost_fails_it_at_every_stage(stage: str) -> None:
-    cluster = Cluster("ssp" if stage == "held" else "async")
+    cluster = Cluster("bounded" if stage == "held" else "async")
     cluster.ask()
     if stage != "opened":
         cluster.do()
@@ -477,7 +477,7 @@ def test_a_store_that_never_answers_is_not_waited_for_forever() -> None:
 
 @pytest.mark.parametrize("steps", range(4))
 def test_a_job_that_ends_meanwhile_takes_its_checkpoints_along(steps: int) -> None:
-    cluster = Cluster("ssp")
+    cluster = Cluster("bounded")
     cluster.ask()
     cluster.ask("w1", 3)
     if steps > 0:
@@ -577,7 +577,7 @@ def test_a_job_that_nobody_trains_is_not_saved_by_itself() -> None:
 
 
 def test_the_status_says_how_far_it_is() -> None:
-    cluster = Cluster("ssp")
+    cluster = Cluster("bounded")
     assert cluster.status() == {}
     cluster.ask()
     cluster.do()

@@ -169,7 +169,7 @@ def test_after_a_disk_that_has_not_answered_the_next_one_is_whole() -> None:
 
 
 def test_a_cut_that_is_made_again_builds_upon_the_same_one() -> None:
-    cluster = Chained("ssp")
+    cluster = Chained("bounded")
     cluster.ask(request=50)
     cluster.do()
     cluster.hold(1)

@@ -67,7 +67,7 @@ def test_who_comes_to_a_cluster_that_is_about_to_end_is_told() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "mode"),
-    [(Cluster, "async"), (Cluster, "ssp"), (Cluster, "sync"), (Ending, "sync")],
+    [(Cluster, "async"), (Cluster, "bounded"), (Cluster, "sync"), (Ending, "sync")],
     ids=["by option", "by option, bounded", "by option, synchronous", "for want of a step since the one before"],
 )
 def test_it_is_left_where_that_is_said_and_where_nothing_is_to_be_saved(kind: type[Cluster], mode: str) -> None:
@@ -149,7 +149,7 @@ def test_a_disk_that_fails_is_tried_again_and_then_the_job_ends_without() -> Non
 
 
 def test_workers_that_do_not_pause_are_not_waited_for_a_second_time() -> None:
-    cluster = Ending("ssp")
+    cluster = Ending("bounded")
     assert not receivers(cluster.handle(Stop("SIGTERM")), m.Hold, ends=0)
     assert receivers(cluster.do(), m.Hold, ends=0) == [peer(worker) for worker in WORKERS]
     text = logged(cluster.wait(HOLD_S + 0.5, *SERVERS, *WORKERS))
@@ -207,7 +207,7 @@ def test_a_store_that_does_not_answer_does_not_keep_the_cluster() -> None:
 
 
 def test_nobody_stays_paused_where_a_cluster_is_saved() -> None:
-    cluster = Ending("ssp")
+    cluster = Ending("bounded")
     cluster.handle(Stop("SIGTERM"))
     cluster.do()
     saves = cluster.hold()
@@ -234,7 +234,7 @@ def test_what_is_trained_after_the_cut_of_the_last_checkpoint_is_in_another_one(
 
 
 def test_the_clock_of_a_bounded_job_does_not_fall_back_when_all_have_left() -> None:
-    cluster = Ending("ssp")
+    cluster = Ending("bounded")
     for worker in WORKERS:
         cluster.take(worker, m.Arrive(7, 0, (1,)))
     cluster.finish()

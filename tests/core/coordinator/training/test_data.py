@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -30,17 +31,17 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_NAMED", MAX_NAMED)
 
 
-def training(*workers: str, staleness: int | None = None) -> Coordinator:
+def training(*workers: str, **options: Any) -> Coordinator:
     """Return a coordinator whose workers train a job."""
     coordinator = Coordinator.joined("s0", *workers)
-    coordinator.init_all(replace(job(), staleness=staleness), *workers)
+    coordinator.init_all(job(**options), *workers)
     coordinator.build("s0", epoch=1)
     return coordinator
 
 
-def waiting(*workers: str, staleness: int | None = None, spec: DataSpec = ONE_RANGE) -> tuple[Coordinator, m.Range]:
+def waiting(*workers: str, spec: DataSpec = ONE_RANGE, **options: Any) -> tuple[Coordinator, m.Range]:
     """Return a coordinator whose first worker has the only range of a data set, for which the second one waits."""
-    coordinator = training(*workers, staleness=staleness)
+    coordinator = training(*workers, **options)
     first = got(take(coordinator, workers[0], 5, spec=spec), workers[0])
     assert sent(take(coordinator, workers[1], 5, spec=spec), m.Range) == []
     return coordinator, first
@@ -255,7 +256,7 @@ def test_strangers_leave_room_for_those_who_count_while_they_are_there() -> None
 
 
 def test_what_a_stranger_has_said_of_a_data_set_gives_way_to_those_who_count() -> None:
-    coordinator = training("w0", "w1", staleness=0)
+    coordinator = training("w0", "w1", mode="sync")
     coordinator.join("w7", "w8")
     wrong = ONE_RANGE
     take(coordinator, "w7", 5, spec=wrong)
@@ -321,7 +322,7 @@ def test_the_status_says_what_is_done_and_who_has_what() -> None:
 
 
 def test_a_synchronous_step_does_not_wait_for_who_waits_for_data() -> None:
-    coordinator, first = waiting("w0", "w1", staleness=0, spec=TWICE)
+    coordinator, first = waiting("w0", "w1", mode="sync", spec=TWICE)
     for step in range(3):  # w1 waits for w0's range, which w0 uses up in three steps of its own
         actions = coordinator.take("w0", m.Arrive(20 + step, step, (step + 1,)))
         assert sent(actions, m.Proceed, peer("w0")) == [m.Proceed(20 + step, step + 1, 1)]
@@ -333,7 +334,7 @@ def test_a_synchronous_step_does_not_wait_for_who_waits_for_data() -> None:
 
 
 def test_a_synchronous_step_waits_again_for_who_has_given_up_to_wait_for_data() -> None:
-    coordinator, _ = waiting("w0", "w1", staleness=0)
+    coordinator, _ = waiting("w0", "w1", mode="sync")
     coordinator.take("w1", m.Withdraw(5))
     assert sent(coordinator.take("w0", m.Arrive(6, 0, (1,))), m.Proceed) == [], "w1 may push for this step now"
     actions = coordinator.take("w1", m.Arrive(6, 0, (1,)))
@@ -342,7 +343,7 @@ def test_a_synchronous_step_waits_again_for_who_has_given_up_to_wait_for_data() 
 
 
 def test_a_synchronous_step_does_not_wait_for_who_waits_for_another_data_set_still() -> None:
-    coordinator = training("w0", "w1", staleness=0)
+    coordinator = training("w0", "w1", mode="sync")
     specs = [replace(SPEC, name=name, num_examples=4, passes=2) for name in ("one", "two")]
     first = [got(take(coordinator, "w0", 5 + i, spec=spec), "w0") for i, spec in enumerate(specs)]
     for i, spec in enumerate(specs):
@@ -353,7 +354,7 @@ def test_a_synchronous_step_does_not_wait_for_who_waits_for_another_data_set_sti
 
 
 def test_a_step_that_only_waits_for_who_begins_to_wait_for_data_is_complete() -> None:
-    coordinator = training("w0", "w1", staleness=0)
+    coordinator = training("w0", "w1", mode="sync")
     take(coordinator, "w0", 5, spec=ONE_RANGE)
     assert sent(coordinator.take("w0", m.Arrive(6, 0, (1,))), m.Proceed) == []
     actions = take(coordinator, "w1", 5, spec=ONE_RANGE)
@@ -362,7 +363,7 @@ def test_a_step_that_only_waits_for_who_begins_to_wait_for_data_is_complete() ->
 
 
 def test_who_waits_for_data_after_its_gradients_counts_and_is_told_of_its_step() -> None:
-    coordinator = training("w0", "w1", staleness=0)
+    coordinator = training("w0", "w1", mode="sync")
     take(coordinator, "w0", 5, spec=ONE_RANGE)
     coordinator.take("w1", m.Arrive(5, 0, (1,)))
     take(coordinator, "w1", 6, spec=ONE_RANGE)
@@ -372,7 +373,7 @@ def test_who_waits_for_data_after_its_gradients_counts_and_is_told_of_its_step()
 
 
 def test_a_bounded_worker_does_not_wait_for_who_waits_for_data() -> None:
-    coordinator, first = waiting("w0", "w1", staleness=1, spec=TWICE)
+    coordinator, first = waiting("w0", "w1", mode="bounded", staleness=1, spec=TWICE)
     for step in range(5):
         assert len(sent(coordinator.take("w0", m.Arrive(20 + step, step, (step + 1,))), m.Proceed)) == 1
     assert got(take(coordinator, "w0", 6, first, TWICE), "w1").step == 5
@@ -389,7 +390,7 @@ class Handing(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.coordinator = training("w0", staleness=0)
+        self.coordinator = training("w0", mode="sync")
         self.alive: dict[str, m.Range | None] = {"w0": None}
         self.waiting: dict[str, int] = {}
         self.used: Counter[tuple[int, int]] = Counter()
@@ -425,7 +426,7 @@ class Handing(RuleBasedStateMachine):
         name = f"w{self.number}"
         self.number += 1
         self.coordinator.join(name)
-        self.coordinator.init(name, replace(job(), staleness=0), request=3)
+        self.coordinator.init(name, replace(job(), mode="sync"), request=3)
         self.alive[name] = None
 
     @precondition(lambda self: self.alive)

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from tests.core.machines import TIMEOUT, Coordinator, errors, hello, job, logged, peer, receivers, sent
-from zmqps.core.coordinator.consistency.bsp import FLOOR_S, WARM_UP
+from tests.modes import MODES
+from zmqps.core.coordinator.consistency.synchronous import FLOOR_S, WARM_UP
 from zmqps.core.coordinator.training.steps import COMMIT_RETRY_S
 from zmqps.core.protocol import messages as m
 from zmqps.core.protocol.events import Action
@@ -19,10 +20,10 @@ from zmqps.errors import DeadlineError, JobError, PeerLostError, ServerMemoryErr
 class Cluster(Coordinator):
     """A coordinator with a job in training; arrivals are numbered for each worker."""
 
-    def __init__(self, *names: str, staleness: int = 0, expected: int | None = None, **options: Any) -> None:
+    def __init__(self, *names: str, mode: str = "sync", expected: int | None = None, **options: Any) -> None:
         self.servers = [name for name in names if name[0] == "s"]
         super().__init__(servers=len(self.servers), workers=expected)
-        self.spec = job(staleness=staleness, **options)
+        self.spec = job(mode=mode, **options)
         self.requests: dict[str, int] = {}
         self.join(*names)
         self.init_all(self.spec, *[name for name in names if name[0] == "w"])
@@ -137,10 +138,10 @@ def test_a_server_that_is_gone_is_told_no_more() -> None:
     assert sent(cluster.wait(5.0, "s0", "w0"), m.Commit) == []
 
 
-@pytest.mark.parametrize("staleness", [0, 1])
-def test_when_a_server_is_lost_no_step_is_committed_and_whoever_waits_is_told(staleness: int) -> None:
-    cluster = Cluster("s0", "s1", "w0", "w1", staleness=staleness)
-    for step in range(staleness + 1):
+@pytest.mark.parametrize("mode", ["sync", "bounded"])
+def test_when_a_server_is_lost_no_step_is_committed_and_whoever_waits_is_told(mode: str) -> None:
+    cluster = Cluster("s0", "s1", "w0", "w1", **MODES[mode])
+    for step in range(1 + MODES[mode].get("staleness", 0)):
         waits = cluster.arrive("w0", step)
     assert sent(waits, m.Proceed) == []
     lost = cluster.take("s1", m.Leave("closed"))
@@ -245,7 +246,7 @@ def test_a_late_worker_begins_at_the_step_the_others_are_at() -> None:
 def test_who_idles_in_a_job_of_so_many_workers_is_not_waited_for_and_does_not_end_it() -> None:
     coordinator = Coordinator.joined("s0", "w7", "w8", servers=1, workers=2)
     coordinator.join("w0")
-    spec = job(staleness=0)
+    spec = job(mode="sync")
     coordinator.init("w0", spec)
     coordinator.build("s0")
     for name in ("w7", "w8"):  # strangers, who take the job as it is
@@ -268,7 +269,7 @@ def test_who_idles_in_a_job_of_so_many_workers_is_not_waited_for_and_does_not_en
 def test_a_barrier_does_not_wait_for_who_idles_and_does_not_fail_when_it_is_lost() -> None:
     coordinator = Coordinator.joined("s0", "w7", servers=1, workers=2)
     coordinator.join("w0", "w1")
-    coordinator.init_all(job(staleness=0), "w0", "w1")
+    coordinator.init_all(job(mode="sync"), "w0", "w1")
     coordinator.build("s0")
     coordinator.init("w7", None)
     (waiting,) = sent(coordinator.take("w0", m.Enter(8, "end")), m.Waiting)
@@ -351,7 +352,7 @@ def test_who_waits_for_two_things_is_waited_for_when_it_has_both() -> None:
 
 
 def test_a_bounded_worker_in_a_barrier_holds_up_nobody() -> None:
-    cluster = Cluster("s0", "w0", "w1", staleness=1)
+    cluster = Cluster("s0", "w0", "w1", mode="bounded", staleness=1)
     cluster.take("w1", m.Enter(51, "x"))
     for step in range(5):
         assert set(proceeded(cluster.arrive("w0", step))) == {peer("w0")}
@@ -404,7 +405,7 @@ def test_the_others_go_on_without_a_straggler_if_the_job_says_so() -> None:
 
 
 def test_nobody_runs_ahead_of_the_slowest_by_more_than_the_bound() -> None:
-    cluster = Cluster("s0", "w0", "w1", staleness=2)
+    cluster = Cluster("s0", "w0", "w1", mode="bounded", staleness=2)
     assert proceeded(cluster.arrive("w0", 0)) == {peer("w0"): (0, 1)}
     assert proceeded(cluster.arrive("w0", 1)) == {peer("w0"): (0, 1)}
     assert cluster.arrive("w0", 2) == []
@@ -429,8 +430,8 @@ def test_the_status_says_the_mode_the_step_and_who_is_awaited() -> None:
 
 
 def test_those_who_are_gone_are_forgotten() -> None:
-    for staleness in (0, 2):
-        cluster = Cluster("s0", "w0", staleness=staleness)
+    for mode in ("sync", "bounded"):
+        cluster = Cluster("s0", "w0", **MODES[mode])
         for number in range(1, 30):
             name = f"w{number}"
             cluster.join(name)

@@ -49,7 +49,7 @@ def test_rates_are_what_a_member_has_counted_between_two_heartbeats() -> None:
 
 
 def test_rates_are_by_the_clock_of_those_that_count_where_the_coordinator_has_slept() -> None:
-    cluster = Cluster("s0", "w0", staleness=None)
+    cluster = Cluster("s0", "w0", mode="async")
     for second in range(20):
         cluster.now += 1.0 if second not in range(5, 15) else 0.001  # these wait in its socket
         cluster.take("w0", Heartbeat(counters(float(second), bytes_sent=100 * second, pushes=8 * second)))
@@ -77,7 +77,7 @@ def test_heartbeats_close_together_tell_no_rate() -> None:
 
 
 def test_steps_of_a_job_are_counted_by_its_clock_or_by_pushes() -> None:
-    sync, free = Cluster("s0", "w0"), Cluster("s0", "w0", staleness=None)
+    sync, free = Cluster("s0", "w0"), Cluster("s0", "w0", mode="async")
     for at in range(4):
         for cluster in (sync, free):
             cluster.now = 2.0 * at

@@ -127,7 +127,9 @@ class Server:
     """A server's machine whose shard compensates."""
 
     def __init__(self) -> None:
-        job = JobSpec(parameters=PARAMETERS, optimizer=sgd(1.0).to_wire(), treatment=Compensate(0.5).to_wire())
+        job = JobSpec(
+            parameters=PARAMETERS, optimizer=sgd(1.0).to_wire(), mode="async", treatment=Compensate(0.5).to_wire()
+        )
         placement = Placement.balance(KeySpace(job.parameters), 1, 4 * SIZE)
         self.machine = ServerMachine(identity("server"), "tcp://c:1", self.build)
         self.machine.start(0.0)

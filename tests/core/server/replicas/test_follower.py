@@ -46,7 +46,7 @@ def tables() -> Rows:
         )
         for name, options in OPTIONS.items()
     )
-    job = JobSpec(parameters=(), optimizer=optim.sgd(1.0).to_wire(), tables=specs)
+    job = JobSpec(parameters=(), optimizer=optim.sgd(1.0).to_wire(), mode="async", tables=specs)
     where = Placement.balance(KeySpace.of(job), 1, 4096)
     rows = make_rows(
         job, where, 0, lambda one: kernel_of_table(one.optimizer, one.name, one.dim, "numpy"), available_nbytes=1 << 20

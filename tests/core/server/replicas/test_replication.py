@@ -7,6 +7,7 @@ import pytest
 
 from tests.core.machines import assign, identity, job
 from tests.core.server.copies import LEADER, WELCOME, Copies, Node, pull, push, row
+from tests.modes import MODES
 from zmqps.core.protocol import messages as m
 from zmqps.core.protocol.events import Action, Returned, Run
 from zmqps.core.server.replicas.replication import MAX_BACKUPS
@@ -58,11 +59,11 @@ def test_a_backup_gets_the_initial_values_and_says_when_it_is_whole() -> None:
     assert copies.is_copied(*B)
 
 
-@pytest.mark.parametrize("staleness", [None, 0])
-def test_a_backup_of_a_shard_without_slices_is_whole_when_it_knows_the_step(staleness: int | None) -> None:
-    copies = Copies(job("a", staleness=staleness), empty=True)
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_a_backup_of_a_shard_without_slices_is_whole_when_it_knows_the_step(mode: str) -> None:
+    copies = Copies(job("a", **MODES[mode]), empty=True)
     copies.begin()
-    if staleness == 0:
+    if mode == "sync":
         copies.commit(0)
         copies.commit(1)
     copies.retarget(B)
@@ -407,9 +408,9 @@ def test_an_old_leader_is_refused_and_answers_no_more() -> None:
     assert copies.nodes["p"].machine.next_deadline() is None or not copies.nodes["p"].machine.replication.due
 
 
-@pytest.mark.parametrize(("staleness", "waits"), [(None, False), (2, True)])
-def test_a_bounded_read_waits_until_a_backup_says_that_it_still_follows(staleness: int | None, waits: bool) -> None:
-    copies = trained(B, staleness=staleness)
+@pytest.mark.parametrize(("mode", "waits"), [("async", False), ("bounded", True)])
+def test_a_bounded_read_waits_until_a_backup_says_that_it_still_follows(mode: str, waits: bool) -> None:
+    copies = trained(B, **MODES[mode])
     copies.from_worker("p", "w", pull(7))
     assert [type(got) for got in copies.answers("w")] == ([] if waits else [m.Values])
     copies.from_worker("p", "w", pull(7))  # asked again, it waits once
@@ -418,7 +419,7 @@ def test_a_bounded_read_waits_until_a_backup_says_that_it_still_follows(stalenes
 
 
 def test_a_bounded_read_that_was_given_up_is_not_answered_and_holds_up_nothing() -> None:
-    copies = trained(B, staleness=2)
+    copies = trained(B, mode="bounded", staleness=2)
     copies.from_worker("p", "w", pull(7))
     copies.from_worker("p", "w", pull(8))
     copies.from_worker("p", "w", m.Withdraw(7))
@@ -431,7 +432,7 @@ def test_a_bounded_read_that_was_given_up_is_not_answered_and_holds_up_nothing()
 
 
 def test_an_old_leader_that_has_not_heard_of_it_hands_out_nothing_in_the_bounded_mode() -> None:
-    copies = trained(B, staleness=2)
+    copies = trained(B, mode="bounded", staleness=2)
     copies.cut("p", "b")
     copies.promote(*B)
     copies.from_worker("p", "w", pull(7))
@@ -489,14 +490,14 @@ def test_the_end_of_a_job_ends_its_copies() -> None:
 
 def stepped() -> Copies:
     """Return copies with a backup that are asked to commit a step."""
-    copies = trained(B, staleness=0)
+    copies = trained(B, mode="sync")
     copies.push("w", push(1, 1.0, 0, 1, attempt=0))
     copies.commit(0, "w")
     return copies
 
 
 def test_a_step_is_sent_once_and_reported_when_the_backup_has_it() -> None:
-    copies = trained(B, staleness=0)
+    copies = trained(B, mode="sync")
     for worker in ("w", "v"):
         copies.push(worker, push(1, 1.0 if worker == "w" else 3.0, 0, 1, attempt=0))
         assert copies.answered(worker) == [101], "a gradient is kept by who brings it"
@@ -512,7 +513,7 @@ def test_a_step_is_sent_once_and_reported_when_the_backup_has_it() -> None:
 
 
 def test_slices_and_parts_of_slices_that_nobody_pushed_get_the_version_all_the_same() -> None:
-    copies = trained(B, staleness=0, size=4)
+    copies = trained(B, mode="sync", size=4)
     copies.push("w", push(1, 1.0, attempt=0, parts=((0, 0, (4, 8)),), payload=(np.ones(4, np.float32),)))
     copies.commit(0, "w")
     copies.commit(0, "w")
@@ -525,7 +526,7 @@ def test_slices_and_parts_of_slices_that_nobody_pushed_get_the_version_all_the_s
 
 
 def test_a_backup_that_is_filled_between_steps_is_the_same() -> None:
-    copies = trained(staleness=0)
+    copies = trained(mode="sync")
     copies.push("w", push(1, 1.0, 0, 1, attempt=0))
     copies.commit(0, "w")
     copies.assign_backup(*B)
@@ -542,7 +543,7 @@ def test_a_backup_that_is_filled_between_steps_is_the_same() -> None:
 
 
 def test_gradients_that_a_new_backup_has_not_are_taken_when_they_are_brought_again() -> None:
-    copies = trained(staleness=0)
+    copies = trained(mode="sync")
     copies.push("w", push(1, 1.0, 0, 1, attempt=0))
     copies.assign_backup(*B)
     copies.retarget(B)

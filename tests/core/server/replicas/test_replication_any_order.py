@@ -310,7 +310,7 @@ class Synchronous(Links):
     """Two workers bring gradients for each step, which the coordinator has committed."""
 
     optimizer = adam(0.1)
-    options = {"staleness": 0, "retain": 1}  # noqa: RUF012
+    options = {"mode": "sync", "retain": 1}  # noqa: RUF012
 
     def __init__(self) -> None:
         super().__init__()

@@ -44,10 +44,11 @@ def make_shard(spec: JobSpec, where: Placement, index: int, room: Any = None) ->
     return make_dense(spec, where, index, rows=rows)
 
 
-def trained(*tables: TableSpec, params: bool = True, **options: Any) -> Copies:
+def trained(*tables: TableSpec, params: bool = True, mode: str = "async", **options: Any) -> Copies:
     """Return copies of a shard, the backup filled, which a worker has joined."""
     parameters = (Parameter("w", (8,), "float32"),) if params else ()
-    spec = JobSpec(parameters=parameters, optimizer=optim.sgd(1.0).to_wire(), tables=tables or (table(),), **options)
+    optimizer = optim.sgd(1.0).to_wire()
+    spec = JobSpec(parameters=parameters, optimizer=optimizer, tables=tables or (table(),), mode=mode, **options)
     copies = Copies(spec, make=make_shard)
     copies.begin(B, load=params)
     copies.join("w")
@@ -126,7 +127,7 @@ def test_rows_that_make_way_are_gone_at_the_backup_too() -> None:
 
 
 def test_a_step_of_the_synchronous_mode_is_at_the_backup_when_it_is_over() -> None:
-    copies = trained(table(), table("users"), staleness=0)
+    copies = trained(table(), table("users"), mode="sync")
     copies.push("w", push_rows(1, 5, 6, step=0, attempt=1))
     copies.push("w", push_rows(2, 7, step=0, attempt=2, index=2))
     copies.settle()
@@ -144,7 +145,7 @@ def test_a_step_of_the_synchronous_mode_is_at_the_backup_when_it_is_over() -> No
 
 def test_a_promoted_copy_does_not_apply_a_step_again_that_it_has_of_one_table() -> None:
     """The old leader was lost after the first table's record, before that of the second."""
-    copies = trained(table(), table("users"), params=False, staleness=0)
+    copies = trained(table(), table("users"), params=False, mode="sync")
     pushes = [push_rows(1, 5, step=0, attempt=1, index=0), push_rows(2, 7, step=0, attempt=2, index=1)]
     for push in pushes:
         copies.push("w", push)
@@ -161,7 +162,7 @@ def test_a_promoted_copy_does_not_apply_a_step_again_that_it_has_of_one_table() 
 
 
 def test_a_server_with_gradients_of_rows_keeps_its_place() -> None:
-    copies = trained(staleness=0)
+    copies = trained(mode="sync")
     copies.push("w", push_rows(1, 5, step=0, attempt=1))
     copies.order("p", m.Yield(LEADER, 1))
     assert [yielded.busy for yielded in copies.told("p", m.Yielded)] == [1]
@@ -246,7 +247,7 @@ def test_a_backup_without_places_for_rows_is_given_up() -> None:
 def test_gradients_of_a_step_are_not_applied_again_where_what_is_set_in_it_fails(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    copies = trained(staleness=0)
+    copies = trained(mode="sync")
     copies.push("w", push_rows(1, 5, step=0, attempt=1))
     copies.push("w", push_rows(2, 6, by=9.0, step=0, attempt=2, terms=(SET,)))
     table = table_of(copies)

@@ -86,7 +86,7 @@ def test_it_has_its_place_back_although_the_other_one_has_taken_it_where_nobody_
 
 
 def test_with_gradients_of_an_open_step_it_keeps_its_place() -> None:
-    copies = trained(B, staleness=0)
+    copies = trained(B, mode="sync")
     copies.push("w", push(1, 1.0, step=0, attempt=1))
     give_up(copies)
     assert [busy for _, busy, _ in yielded(copies)] == [1]
@@ -155,7 +155,7 @@ def test_whoever_comes_late_to_the_old_one_is_told_that_the_shard_has_moved(free
 
 
 def test_a_commit_of_a_shard_of_nothing_is_taken_whatever_was_told_before() -> None:
-    copies = Copies(job("a", staleness=0), empty=True)
+    copies = Copies(job("a", mode="sync"), empty=True)
     copies.begin()
     copies.commit(3)
     assert copies.committed == [3]

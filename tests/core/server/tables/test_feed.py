@@ -158,7 +158,7 @@ def test_nothing_is_kept_for_nobody() -> None:
 
 def test_a_poll_has_whole_steps_of_a_shard() -> None:
     """Synchronous: what waits for the commit of its step is in no poll, and after it all is."""
-    servers, copy = Servers(staleness=0), dict[int, list[float]]()
+    servers, copy = Servers(mode="sync"), dict[int, list[float]]()
     feed = servers.feed(most=1000)
     ids, who = np.arange(20), (b"a" * 16, b"b" * 16)
     followed(feed, copy)

@@ -26,7 +26,7 @@ def table(more: Any = lambda nbytes: True, **options: Any) -> RowTable:
     """Return a table with plain gradient descent, whose rows begin with ones."""
     options = {"optimizer": optim.sgd(1.0).to_wire(), **options}
     spec = TableSpec(name="items", dim=DIM, initial=Initial("constant", 1.0).to_wire(), **options)
-    job = JobSpec(parameters=(), optimizer=optim.sgd(1.0).to_wire(), tables=(spec,))
+    job = JobSpec(parameters=(), optimizer=optim.sgd(1.0).to_wire(), mode="async", tables=(spec,))
     placement = Placement.balance(KeySpace.of(job), 1, 4096)
     kernel = lambda one: kernel_of_table(one.optimizer, one.name, one.dim)  # noqa: E731
     return make_rows(job, placement, 0, kernel, available_nbytes=1 << 20, more=more).tables[0]

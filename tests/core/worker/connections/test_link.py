@@ -114,7 +114,9 @@ class Connection:
 
 
 def large(megabytes: int) -> JobSpec:
-    return JobSpec(parameters=(Parameter("w", (megabytes << 18,), "float32"),), optimizer=sgd(1.0).to_wire())
+    return JobSpec(
+        parameters=(Parameter("w", (megabytes << 18,), "float32"),), optimizer=sgd(1.0).to_wire(), mode="async"
+    )
 
 
 def test_nothing_but_hello_is_sent_before_the_welcome() -> None:

@@ -93,7 +93,7 @@ def test_a_shard_may_move_to_a_server_that_has_another_one_already() -> None:
 
 
 def test_gradients_of_the_open_step_are_brought_again_as_the_same_attempt_and_only_then_it_has_followed() -> None:
-    session = Following(staleness=0)
+    session = Following(mode="sync")
     push = session.transfer("push", value=3.0, whole=True)
     asked = session.ask(push)
     arrived = session.acknowledge(asked)
@@ -113,7 +113,7 @@ def test_gradients_of_the_open_step_are_brought_again_as_the_same_attempt_and_on
 
 
 def test_of_a_push_under_way_what_was_acknowledged_is_brought_again_too() -> None:
-    session = Following(staleness=0)
+    session = Following(mode="sync")
     push = session.transfer("push", whole=True)
     asked = session.ask(push)
     session.acknowledge(asked, S1)  # but not by the first server
@@ -125,7 +125,7 @@ def test_of_a_push_under_way_what_was_acknowledged_is_brought_again_too() -> Non
 
 
 def test_what_is_committed_is_not_brought_again() -> None:
-    session = Following(staleness=0)
+    session = Following(mode="sync")
     _, arrived = session.arrived()
     session.get(m.Proceed(sent(arrived, m.Arrive)[0].request, 1, 1))
     assert sent(session.moved(), m.Followed) == [m.Followed(1, 1, 0)]
@@ -133,7 +133,7 @@ def test_what_is_committed_is_not_brought_again() -> None:
 
 
 def test_a_worker_that_finishes_stays_until_its_step_is_committed() -> None:
-    session = Following(staleness=0)
+    session = Following(mode="sync")
     _, arrived = session.arrived()
     (arrive,) = sent(arrived, m.Arrive)
     finish = Finish(0.0)
@@ -155,7 +155,7 @@ def test_values_of_a_pull_under_way_come_from_the_new_server() -> None:
 
 
 def test_gradients_of_a_step_that_is_over_are_not_brought_to_shards_that_were_cut_since() -> None:
-    session = Following(staleness=0)
+    session = Following(mode="sync")
     _, arrived = session.arrived()
     assert sent(arrived, m.Arrive)
     assert session.machine.attached is not None

@@ -8,6 +8,7 @@ import pytest
 
 from tests.core.machines import CUT, REWOUND, failed, logged, resolved, sent
 from tests.core.worker.test_session import LOST, S0, S1, WELCOME, Attached, row
+from tests.modes import MODES
 from zmqps.core.job.keyspace import Placement
 from zmqps.core.protocol import messages as m
 from zmqps.core.protocol.events import COORDINATOR, Action, Connected, Notify, server_peer
@@ -117,7 +118,7 @@ def test_errors_of_servers_are_not_the_end_where_the_coordinator_has_a_say() -> 
 
 
 def synchronous(clock: int = 0) -> Going:
-    session = Going(staleness=0)
+    session = Going(mode="sync")
     session.machine.transfers.pace.attach("sync", clock)
     return session
 
@@ -218,9 +219,9 @@ def test_a_range_in_hand_is_to_do_again_so_its_gradients_do_not_count(whole: boo
     assert bool(sent(session.ask(session.transfer("push", whole=True)), m.Push)) is whole
 
 
-@pytest.mark.parametrize("staleness", [None, 0])
-def test_who_hears_late_of_a_cut_goes_back_to_what_it_was_told_with_it(staleness: int | None) -> None:
-    session = Going(staleness=staleness)
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_who_hears_late_of_a_cut_goes_back_to_what_it_was_told_with_it(mode: str) -> None:
+    session = Going(**MODES[mode])
     session.go_back(0, 1, number=2)
     assert session.machine.attached is not None
     cuts = Placement.balance(session.machine.attached.placement.keyspace, 2, 32).to_wire()
@@ -233,7 +234,7 @@ def test_who_hears_late_of_a_cut_goes_back_to_what_it_was_told_with_it(staleness
     assert [back.version for back in told(done)] == [3]
     assert sent(done, m.Followed) == [m.Followed(1, 4, 0)]
     assert sent(session.go_back(0, 1, number=4, version=3), m.Followed) == [m.Followed(1, 4, 0)], "told again"
-    if staleness == 0:
+    if mode == "sync":
         assert session.machine.transfers.pace.clock == 3
 
 

@@ -58,8 +58,8 @@ class Policy(ABC):
     ``missing`` is the number of expected workers that have not yet joined for the first time.
     """
 
-    #: async, ssp or sync, as in logs and the status. In sync mode steps are committed, and arrivals journaled: a policy
-    #: of common steps has that mode.
+    #: async, bounded or sync, as in logs and the status. In sync mode steps are committed, and arrivals journaled: a
+    #: policy of common steps has that mode.
     mode: str
     #: False: no worker has arrived, so `decide` would decide nothing, and there is no deadline.
     pending = True

@@ -195,7 +195,7 @@ class Checkpoints(Saver):
 
     def _needs_hold(self, making: Making) -> bool:
         mode, wish = making.run.mode, making.wish
-        return wish.pauses and (mode == "ssp" or (mode == "async" and wish.consistent))
+        return wish.pauses and (mode == "bounded" or (mode == "async" and wish.consistent))
 
     def _hold(self, making: Making, now: float) -> list[Action]:
         """Let workers begin no push, those as well that come meanwhile; once none does, the cut is made."""

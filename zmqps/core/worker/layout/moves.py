@@ -52,7 +52,7 @@ class ShardMoves:
         again = mode == "sync"
         # else no message says where a lost server's shard is
         listen(hooks.excusing, _may_move, wanted=self.replicas > 0 or placement.get("falls_back") == 1)
-        listen(hooks.starting, self._start, wanted=mode in ("sync", "ssp"))
+        listen(hooks.starting, self._start, wanted=mode in ("sync", "bounded"))
         listen(hooks.pushed, self._keep, wanted=again)
         listen(hooks.proceeded, self._proceeded, wanted=again)
         listen(self._session.hooks.staying, self._is_needed, wanted=again)

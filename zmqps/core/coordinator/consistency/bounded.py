@@ -1,4 +1,4 @@
-"""Stale synchronous parallel: the fastest worker is at most ``staleness`` clocks ahead of the slowest."""
+"""Bounded (stale synchronous parallel): the fastest worker is at most ``staleness`` clocks ahead of the slowest."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Bounded(Policy):
     A worker that joins late begins at the slowest clock: no worker waits for it to catch up.
     """
 
-    mode = "ssp"
+    mode = "bounded"
 
     def __init__(self, staleness: int) -> None:
         assert staleness > 0

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zmqps.core.coordinator.consistency import Commitment, Decision, Grant, Synchronous
-from zmqps.core.coordinator.consistency.bsp import FLOOR_S, WARM_UP, ArrivalClock
+from zmqps.core.coordinator.consistency.synchronous import FLOOR_S, WARM_UP, ArrivalClock
 from zmqps.core.job.spec import MAX_COUNT
 
 A, B, C = b"a", b"b", b"c"

@@ -83,7 +83,7 @@ class ArrivalClock:
 
 
 class Synchronous(Policy):
-    """A barrier per step; ``staleness=0``.
+    """A barrier per step; ``mode="sync"``.
 
     Step t is complete when the quorum has arrived: all live workers, or ``aggregate`` gradients (the first complete
     ones count, the others are dropped, counted, and their workers informed). With more ``aggregate`` than workers, a

@@ -9,7 +9,7 @@ from zmqps.core.coordinator.consistency.base import Decision, Grant, Policy
 
 
 class Asynchronous(Policy):
-    """Every worker proceeds at once; ``staleness=None``.
+    """Every worker proceeds at once; ``mode="async"``.
 
     Updates are applied on arrival, so a worker that arrives has nothing to wait for (Dean et al., Large Scale
     Distributed Deep Networks, 2012). Our workers send no `Arrive` in this mode; other implementations may.
