@@ -148,7 +148,7 @@ def stop(
 
 
 @trace.command()
-@click.argument("recorded", type=click.Path(path_type=Path))
+@click.argument("recorded", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @output_option
 @skip_option
 @setting("--push", type=click.IntRange(0), shared=False, help="Follow this push, by its number, from end to end.")
@@ -161,7 +161,7 @@ def show(recorded: Path, output: Path | None, skip: int, push: int | None) -> in
 
 
 @trace.command()
-@click.argument("recorded", type=click.Path(path_type=Path))
+@click.argument("recorded", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @setting("--otlp", required=True, shared=False, help="URL of the collector, such as http://localhost:4318.")
 def export(recorded: Path, otlp: str) -> int:
     """Send the pushes of a trace to a collector of OpenTelemetry.

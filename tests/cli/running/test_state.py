@@ -102,27 +102,36 @@ def test_logs_are_not_read_through_a_link(zmqps, tmp_path, place) -> None:
     assert "it is a link" in result.stderr
 
 
-SPAN = '{"name": "send", "cat": "worker", "ph": "X", "ts": 1, "dur": 1, "tid": 1, "pid": 1, "args": {}},\n'
+TRACE = """{"traceEvents": [
+{"name": "process_name", "ph": "M", "pid": 1, "args": {"name": "worker 0"}},
+{"name": "send", "cat": "worker", "ph": "X", "ts": 1, "dur": 1, "tid": 1, "pid": 1, "args": {}}
+]}"""
 
 
 @pytest.mark.parametrize("plant", [plant_link, plant_name, plant_pipe])
 def test_trace_reads_and_writes_nothing_that_was_planted(zmqps, tmp_path, plant) -> None:
-    recorded, precious, output = tmp_path / "recorded", tmp_path / "precious", tmp_path / "out"
-    recorded.mkdir()
-    (recorded / "1.json").write_text("[\n" + SPAN)
-    precious.write_text("[\n" + SPAN)
+    recorded, precious, output = tmp_path / "trace.json", tmp_path / "precious", tmp_path / "out"
+    recorded.write_text(TRACE)
+    precious.write_text(TRACE)
     plant(output, precious)
-    result = zmqps("trace", "recorded", "--output", "out")
+    result = zmqps("trace", "trace.json", "--output", "out")
     assert result.returncode == exits.USAGE
     assert "out is not safe to use" in result.stderr
     output.unlink()
-    assert zmqps("trace", "recorded", "--output", "out").returncode == exits.OK
+    assert zmqps("trace", "trace.json", "--output", "out").returncode == exits.OK
     assert output.stat().st_size > 0
-    plant(recorded / "2.json", precious)
-    result = zmqps("trace", "recorded")
+    recorded.unlink()
+    plant(recorded, precious)
+    result = zmqps("trace", "trace.json")
     assert result.returncode == exits.USAGE
-    assert "2.json is not safe to use" in result.stderr
-    assert precious.read_text() == "[\n" + SPAN
+    assert "trace.json is not safe to use" in result.stderr
+    assert precious.read_text() == TRACE
+
+
+def test_a_directory_is_no_trace(zmqps, tmp_path) -> None:
+    result = zmqps("trace", ".")
+    assert result.returncode == exits.USAGE
+    assert "'.' is a directory" in result.stderr
 
 
 @as_root
