@@ -165,6 +165,10 @@ CHANGES: dict[str, tuple[Any, list[tuple[int, dict[str, Any]]]]] = {
         lambda g: torch.optim.SGD(g, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.1),
         [(0, {}), (0, {"momentum": 0.0}), (1, {"momentum": 0.5}), (0, {"momentum": 0.8})],
     ),
+    "nesterov where the first group has no momentum": (
+        lambda g: torch.optim.SGD([{**g[0], "momentum": 0.0}, *g[1:]], lr=0.1, momentum=0.9, nesterov=True),
+        [(0, {}), (1, {"momentum": 0.5}), (0, {"lr": 0.3})],
+    ),
     "adam's betas cycle": (
         lambda g: torch.optim.Adam(g, lr=0.1),
         [(0, {"betas": (0.95, 0.99)}), (1, {"betas": (0.9, 0.9)}), (0, {"betas": (0.85, 0.99)}), (0, {"eps": 0.1})],

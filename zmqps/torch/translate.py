@@ -77,6 +77,11 @@ KNOWN: dict[type, Kind] = {
 }
 
 
+def _known(optimizer: torch.optim.Optimizer, kind: Kind, rows: Sequence[Row]) -> set[str]:
+    """Return what our optimizer calls its numbers; no group's momentum counts here, which Nesterov's would need."""
+    return {"learning_rate", *kind.make({**optimizer.param_groups[0], "nesterov": False}, rows, {}).hyper}
+
+
 def spec_of(
     optimizer: torch.optim.Optimizer,
     named_parameters: Iterable[tuple[str, torch.Tensor]],
@@ -107,7 +112,7 @@ def spec_of(
     names = {id(tensor): name for name, tensor in named_parameters if not is_rows(tensor)}
     rows = [_row(kind, each) for each in optimizer.param_groups]
     common: dict[str, Any] = {"clip_norm": clip_norm, "clip_value": clip_value, "count": count}
-    known = {"learning_rate", *kind.make(optimizer.param_groups[0], rows, common).hyper}
+    known = _known(optimizer, kind, rows)
     groups, owned = [], set[str]()
     for number, (each, row) in enumerate(zip(optimizer.param_groups, rows, strict=True)):
         dense = _dense(each)
@@ -141,8 +146,8 @@ class Numbers:
         self._options = [*kind.numbers, *self._flags]
         self._began = [self._read(each) for each in optimizer.param_groups]
         rows = [_row(kind, each) for each in optimizer.param_groups]
-        made = kind.make(optimizer.param_groups[0], rows, {})
-        self._sent = {"learning_rate", *made.hyper} & {name for names in kind.numbers.values() for name in names}
+        numbers = {name for names in kind.numbers.values() for name in names}
+        self._sent = _known(optimizer, kind, rows) & numbers
         self._has_momentum = any(row.get("momentum") for row in rows)
         self._used = [number for number, each in enumerate(optimizer.param_groups) if number and _dense(each)]
         owned = {id(tensor) for each in optimizer.param_groups for tensor in _dense(each)}
