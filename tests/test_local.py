@@ -137,7 +137,11 @@ def test_alpha_lies_between_0_and_1(alpha) -> None:  # type: ignore[no-untyped-d
 
 
 def test_elastic_averaging_needs_an_optimizer_that_only_adds() -> None:
-    for optimizer, named in ((zmqps.optim.adam(), "adam"), (zmqps.optim.sgd(momentum=0.9), "sgd with momentum")):
+    in_a_group = zmqps.optim.sgd(1.0, groups=[zmqps.optim.group("*", momentum=0.9)])
+    for optimizer, named in (
+        (zmqps.optim.adam(), "adam"), (zmqps.optim.sgd(momentum=0.9), "sgd with momentum"),
+        (in_a_group, "sgd with momentum"),
+    ):  # fmt: skip
         with pytest.raises(ConfigurationError, match=f"this job has {named}\n"):
             ElasticAveraging(MemoryWorker(optimizer=optimizer), 0.5, 2)  # type: ignore[arg-type]
 

@@ -181,7 +181,8 @@ class ElasticAveraging(_Local):
     def __init__(self, worker: Worker, alpha: float, every: int, *, timeout: float | None = None) -> None:
         self.alpha = checks.number("alpha", alpha, above=0, below=1)
         optimizer = worker._job(timeout).job.optimizer
-        if optimizer["name"] != "sgd" or optimizer["hyper"].get("momentum"):
+        hyper = optimizer["hyper"], *(group.get("hyper", {}) for group in optimizer.get("groups", ()))
+        if optimizer["name"] != "sgd" or any(numbers.get("momentum") for numbers in hyper):
             with_momentum = " with momentum" if optimizer["name"] == "sgd" else ""
             raise ConfigurationError(
                 f"elastic averaging needs optimizer=optim.sgd(1.0), this job has {optimizer['name']}{with_momentum}"
