@@ -81,6 +81,12 @@ def test_it_is_used_like_ours_where_servers_have_it_too(package: Path, monkeypat
         assert worker.statistics().bytes_sent - before == 1000, "a byte for each value"
         worker.push({"w": gradient}, codec="raw")
         np.testing.assert_array_equal(worker.pull(codec="raw")["w"], expected - gradient)
+        with zmqps.connect(cluster.address, observer=True) as observer:  # as if the package were missing there
+            monkeypatch.setattr(registry, "installed", dict)
+            registry.parse.cache_clear()
+            with pytest.raises(ConfigurationError, match="no codec 'whole' here"):
+                observer.pull()
+            np.testing.assert_array_equal(observer.pull(codec="raw")["w"], expected - gradient)
 
 
 def test_a_server_that_lacks_it_refuses_the_job_and_says_what_to_install(package: Path) -> None:

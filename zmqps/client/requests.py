@@ -395,7 +395,9 @@ class Requests:
         if copy is not True and not checks.flag("copy", copy) and out is not None:
             raise ConfigurationError("copy=False returns values where they lie; with out= they are copied there")
         parameters = self.job.parameters
-        target = Target(codec=self.job.pull_codec if codec is None else check_codec(codec, pulls=True))
+        codec = self.job.pull_codec if codec is None else codec
+        # also that of the job: if this client lacks its package, that is said before anything is sent
+        target = Target(codec=RAW if codec == RAW else check_codec(codec, pulls=True))
         if out is not None:
             if self._small is not None and not each and (small := self._small.plain(out)) and are_writeable(small):
                 landing, kept = self._small.landing(), self._small

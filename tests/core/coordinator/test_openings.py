@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.core.machines import Coordinator, errors, job, peer, sent
+from zmqps.core.coordinator.described import Described
 from zmqps.core.coordinator.openings import MAX_WAITING, SHARE
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.job.tables import TableSpec
@@ -191,6 +192,13 @@ def test_counters_of_servers_may_be_many_and_those_of_workers_may_not() -> None:
     assert errors(coordinator.say("s0", m.Heartbeat(counters))) == []
     assert [server.reported.memory_nbytes for server in coordinator.machine.servers] == [7]
     assert errors(coordinator.say("w0", m.Heartbeat(counters))) == [ProtocolError.code]
+
+
+def test_an_older_map_is_passed_on_with_the_mode_that_its_staleness_was() -> None:
+    older = {name: value for name, value in job().to_wire().items() if name != "mode"} | {"staleness": 3}
+    found = Described.of(older, None, "", "default")
+    assert (found["mode"], found["staleness"]) == ("bounded", 3)
+    assert found.packed == pack(found.job.to_wire())
 
 
 def test_a_small_message_is_decoded_at_once() -> None:

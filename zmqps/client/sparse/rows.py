@@ -163,7 +163,8 @@ class RowRequests:
         self, wanted: Wanted, asked: Grouped, shape: tuple[int, ...]
     ) -> tuple[RowTarget, Callable[[Any], Any]]:
         """Return the target of rows, and the function that makes the caller's array."""
-        text = self._job.pull_codec if wanted.codec is None else check_codec(wanted.codec, pulls=True)
+        codec = self._job.pull_codec if wanted.codec is None else wanted.codec
+        text = RAW if codec == RAW else check_codec(codec, pulls=True)
         size, dim, out = asked.inverse.size, self.spec.dim, wanted.out
         shape = (*shape, dim)
         if out is None:

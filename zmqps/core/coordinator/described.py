@@ -48,10 +48,12 @@ class Described(dict[str, Any]):
     @classmethod
     def of(cls, wire: Mapping[str, Any], rival: Rival, owner: str, name: str) -> Described:
         """Return the description in a map; errors are those of `JobSpec.from_wire`."""
-        found = cls(wire)
         with uncollected():
-            found.job = JobSpec.from_wire(wire)
-            found.keyspace = KeySpace.of(found.job).prepared()
+            job = JobSpec.from_wire(wire)
+            if "mode" not in wire:  # an older map
+                wire = job.to_wire()
+            found = cls(wire)
+            found.job, found.keyspace = job, KeySpace.of(job).prepared()
         found.packed = pack(dict(wire))
         found.raw = Packed(found.packed)
         found.rival, found.problem = rival, None

@@ -380,7 +380,7 @@ def _near_mode(value: object) -> str:
     if isinstance(value, str):
         mode = MODE_ALIASES.get(value.lower(), "")
         return mode and (f'mode="{mode}"' if mode != "bounded" else 'mode="bounded", staleness=n')
-    if type(value) is int and value > 0:
+    if type(value) is int and 0 < value <= MAX_COUNT:
         return f'mode="bounded", staleness={checks.shown(value)}'
     return 'mode="async"' if value is None else 'mode="sync"' if type(value) is int and value == 0 else ""
 

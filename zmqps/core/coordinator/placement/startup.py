@@ -335,7 +335,8 @@ class Startup(KeptRecord):
         """Go on with what was kept; the copies are kept by themselves."""
         wire, self.owner, cuts, self.epoch, resumption = spec
         self.resumption = None if resumption is None else Resumption.restored(resumption)
-        self.job, self._wire = JobSpec.from_wire(wire), wire
+        self.job = JobSpec.from_wire(wire)
+        self._wire = wire if "mode" in wire else self.job.to_wire()  # in an older journal
         self._optimizer = shown(self.job.optimizer)
         if cuts is not None:
             self.placement = Placement.from_wire(KeySpace.of(self.job), cuts)
