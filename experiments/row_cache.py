@@ -59,7 +59,7 @@ def travel(exponent: float, steps: int = STEPS, warm_up: int = WARM_UP) -> dict[
     with zmqps.LocalCluster(2, 1) as cluster, zmqps.connect(cluster.address, transport="tcp") as worker:
         names = {name: f"table{i}" for i, name in enumerate(WAYS)}
         tables = {names[name]: zmqps.table(DIM, optimizer=way[0], initial=initial) for name, way in WAYS.items()}
-        worker.init({}, tables=tables)
+        worker.init({}, tables=tables, mode="async")
         ways = {
             name: worker.table(names[name], cache=None if way[1] is None else zmqps.row_cache(**way[1]))
             for name, way in WAYS.items()
