@@ -35,7 +35,7 @@ class Pusher(Puller):
         step: bool | None = None,
         timeout: float | None = None,
     ) -> None:
-        """Send gradients; return when every shard has applied them.
+        """Send gradients; return when every shard has applied them, or keeps them for the step.
 
         Parameters
         ----------
