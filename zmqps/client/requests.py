@@ -394,10 +394,10 @@ class Requests:
         """Return the targets of values, and what makes the caller's dict; ``each``: filled as values arrive."""
         if copy is not True and not checks.flag("copy", copy) and out is not None:
             raise ConfigurationError("copy=False returns values where they lie; with out= they are copied there")
-        parameters = self.job.parameters
-        codec = self.job.pull_codec if codec is None else codec
-        # also that of the job: if this client lacks its package, that is said before anything is sent
-        target = Target(codec=RAW if codec == RAW else check_codec(codec, pulls=True))
+        text, parameters = self.job.pull_codec, self.job.parameters
+        if codec is not None or text != RAW:  # also that of the job, whose package this client may lack
+            text = check_codec(text if codec is None else codec, pulls=True)
+        target = Target(codec=text)
         if out is not None:
             if self._small is not None and not each and (small := self._small.plain(out)) and are_writeable(small):
                 landing, kept = self._small.landing(), self._small

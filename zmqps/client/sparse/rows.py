@@ -163,8 +163,9 @@ class RowRequests:
         self, wanted: Wanted, asked: Grouped, shape: tuple[int, ...]
     ) -> tuple[RowTarget, Callable[[Any], Any]]:
         """Return the target of rows, and the function that makes the caller's array."""
-        codec = self._job.pull_codec if wanted.codec is None else wanted.codec
-        text = RAW if codec == RAW else check_codec(codec, pulls=True)
+        text = self._job.pull_codec
+        if wanted.codec is not None or text != RAW:  # also that of the job, whose package this client may lack
+            text = check_codec(text if wanted.codec is None else wanted.codec, pulls=True)
         size, dim, out = asked.inverse.size, self.spec.dim, wanted.out
         shape = (*shape, dim)
         if out is None:
