@@ -1,6 +1,6 @@
 """From a codec's text in a message header to the codec, strictly: the text's source is not trusted.
 
-A name is one of ours, or that of an entry point of a package installed here. Nothing else is imported for a peer.
+A codec is built in, or an installed package declares it as an entry point. A name from a peer imports nothing else.
 """
 
 from __future__ import annotations
