@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,9 @@ import pytest
 from tests.optim.specs import BY_SLOTS, SPECS, rule_of
 from tests.optim.written import elementwise
 from zmqps import optim
+from zmqps.core.server.dense.aggregate import mean_in_passes
 from zmqps.errors import OptimizerError
+from zmqps.nodes.server import CompiledRules, ServerConfig
 from zmqps.optim import Rule, all_finite, kernels, make_kernel, warm_up
 from zmqps.optim.rules.sgd import SGD
 
@@ -159,6 +162,41 @@ def test_one_nan_or_infinity_is_found(backend: str, dtype: str) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_nothing_at_all_is_finite(backend: str, dtype: str) -> None:
     assert all_finite(np.empty(0, dtype), backend)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("count", range(2, kernels.MOST_ADDED + 1))
+def test_the_compiled_mean_has_the_bits_of_the_one_in_passes(count: int, dtype: str) -> None:
+    rng = np.random.default_rng(count)
+    arrays = [np.float64(10) ** rng.integers(-9, 9, 1_003) * rng.standard_normal(1_003) for _ in range(count)]
+    arrays = [array.astype(dtype) for array in arrays]
+    expected, mean = np.empty((2, 1_003), dtype)
+    assert mean_in_passes(arrays, 1 / count, expected)
+    assert kernels.mean(arrays, 1 / count, mean)
+    assert np.array_equal(expected, mean)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("where", [0, 500, -1])
+def test_the_compiled_mean_says_where_a_sum_is_too_large(where: int, dtype: str) -> None:
+    arrays = [np.ones(1_003, dtype) for _ in range(3)]
+    for array in arrays[:2]:
+        array[where] = np.finfo(dtype).max
+    assert not kernels.mean(arrays, 1 / 3, np.empty(1_003, dtype))
+    assert not mean_in_passes(arrays, 1 / 3, np.empty(1_003, dtype))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("count", [2, 3, 9])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_servers_mean_is_that_of_numpy_beside_what_is_not_finite(bad: float, count: int, backend: Any) -> None:
+    arrays = [np.random.default_rng(seed).standard_normal(99).astype(np.float32) for seed in range(count)]
+    arrays[1][7] = bad
+    expected, mean = np.empty((2, 99), np.float32)
+    assert mean_in_passes(arrays, 1 / count, expected)
+    rules = CompiledRules(optim.sgd(0.1), ServerConfig(coordinator="tcp://x:1", kernels=backend))
+    assert rules.mean(arrays, 1 / count, mean)
+    assert np.array_equal(expected, mean, equal_nan=True)
 
 
 def test_the_devices_way_runs_in_the_namespace_it_is_given() -> None:

@@ -27,6 +27,7 @@ from zmqps.core.protocol.encoding import check_for_values
 from zmqps.core.protocol.messages.large import decode_but_assign
 from zmqps.core.protocol.wire import data_header_nbytes
 from zmqps.core.server.admission import Room, admit, required_nbytes
+from zmqps.core.server.dense.aggregate import mean_in_passes
 from zmqps.core.server.dense.beside import Beside, beside_nbytes
 from zmqps.core.server.dense.memory import HostMemory, Memory
 from zmqps.core.server.dense.rules import UpdateKernel
@@ -59,6 +60,7 @@ from zmqps.nodes.listening import Place, resolved
 from zmqps.nodes.relay import RelayStorage
 from zmqps.optim import Kernel, OptimizerSpec, Rule, all_finite, make_kernel, slots_of, warm_up
 from zmqps.optim.device_rows import DeviceRowKernel
+from zmqps.optim.kernels import MOST_ADDED, mean, mean_loop
 from zmqps.optim.rows import RowKernel, kernel_of_table, rule_of_table
 from zmqps.rows.kernels import warm_up as warm_up_rows
 from zmqps.rows.store import RowStore
@@ -190,8 +192,10 @@ class CompiledRules:
             return make_kernel(rule, self._kernels, slots=slots)
         return make_kernel(rule, "device", self._device.xp, self._elementwise, slots)
 
-    def warm_up(self, names: Sequence[str], dtype: np.dtype[Any]) -> None:
-        """Compile what the first update would otherwise wait for."""
+    def warm_up(self, names: Sequence[str], dtype: np.dtype[Any], averaged: int = 1) -> None:
+        """Compile what the first update would otherwise wait for; of a step, with the gradients it is the mean of."""
+        if self._device is None and self._compiles_mean(averaged):
+            mean_loop(dtype, averaged)
         for rule in self._spec.rules(names)[0]:
             if self._device is None:
                 warm_up(rule, dtype, self._kernels)
@@ -201,6 +205,15 @@ class CompiledRules:
     def all_finite(self, g: Array) -> bool:
         """Whether an array, of this host, holds neither NaN nor infinity."""
         return all_finite(g, self._kernels)
+
+    def mean(self, arrays: Sequence[Array], share: float, out: Array) -> bool:
+        """Write the sum of arrays times a share to another; False where a sum is not finite."""
+        if self._compiles_mean(len(arrays)) and mean(arrays, share, out):
+            return True
+        return mean_in_passes(arrays, share, out)  # which knows what is infinite already from what is too large
+
+    def _compiles_mean(self, count: int) -> bool:
+        return self._kernels == "numba" and 2 <= count <= MOST_ADDED
 
 
 def make_shard(
@@ -258,7 +271,7 @@ def make_shard(
         beside = Beside(needs["values while others are looked at"], lambda nbytes: more(nbytes * times))
     rules = CompiledRules(spec, config, device, job.num_updating)
     for dtype in {table.dtype for table in placement.keyspace.dense if not table.buffers}:
-        rules.warm_up(names, dtype)
+        rules.warm_up(names, dtype, (job.aggregate or num_workers) if job.mode == "sync" else 1)
         for codec in coders:  # here, not where heartbeats are sent
             codec.warm_up(dtype)
     there = memory if isinstance(memory, DeviceMemory) else None

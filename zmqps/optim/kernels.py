@@ -49,6 +49,8 @@ MOST_SETS = 256
 
 #: One loop in `loops` for each count of slots.
 MOST_SLOTS = len(loops.BY_SLOTS) - 1
+#: And one for each count of arrays that are added.
+MOST_ADDED = len(loops.ADDED) + 1
 
 
 class Kernel(ABC):
@@ -320,6 +322,27 @@ def all_finite(g: NDArray[Any], backend: Backend = "numpy", xp: Any = np) -> boo
     return all(bool(xp.isfinite(g[start : start + block]).all()) for start in range(0, g.size, block))
 
 
+def mean(arrays: Sequence[NDArray[Any]], share: float, out: NDArray[Any]) -> bool:
+    """Write the sum of arrays, added in their order, times a share to another, in one compiled loop.
+
+    Parameters
+    ----------
+    arrays : sequence of array
+        Two to `MOST_ADDED`: contiguous, of one dimension, one size and one float dtype; may be read-only.
+    share : float
+        What the sum is multiplied with, as a number of their dtype.
+    out : array
+        Like `arrays`, beside all of them.
+
+    Returns
+    -------
+    bool
+        Whether all sums are finite; if not, `out` is undefined.
+    """
+    loop, largest = mean_loop(out.dtype, len(arrays))
+    return loop(tuple(arrays), out.dtype.type(share), largest, out)
+
+
 def warm_up(
     rule: Rule,
     dtype: DTypeLike,
@@ -404,6 +427,21 @@ def finite_loop(dtype: np.dtype[Any]) -> tuple[Callable[..., bool], np.dtype[Any
     received = types.Array(bits, 1, "C", readonly=True, aligned=False)
     exponent = np.array(np.inf, dtype).view(integers)[()]
     return compiled(loops.finite, types.boolean(received, bits)), integers, exponent
+
+
+@lru_cache(maxsize=2 * len(loops.ADDED))
+def mean_loop(dtype: np.dtype[Any], count: int) -> tuple[Callable[..., bool], Any]:
+    """Return the loop over so many arrays of `dtype`, and the largest number that is finite."""
+    import numba
+    from numba import types
+
+    scalar = numba.from_dtype(dtype)
+    received = types.Array(scalar, 1, "C", readonly=True, aligned=False)
+    several = types.UniTuple(received, count)  # type: ignore[no-untyped-call]
+    signature = types.boolean(several, scalar, scalar, types.Array(scalar, 1, "C"))
+    added = loops.ADDED[count - 2]
+    loop = renamed(loops.mean, f"mean_{count}", added=inner(added))
+    return compiled(loop, signature), np.finfo(dtype).max
 
 
 @lru_cache(maxsize=2)

@@ -64,6 +64,52 @@ def loop_3(w: Any, g: Any, out: Any, a: Any, b: Any, c: Any, p: Any, q: Any) -> 
 BY_SLOTS = (loop_0, loop_1, loop_2, loop_3)
 
 
+def added_2(g: Any, i: Any) -> Any:
+    return g[0][i] + g[1][i]
+
+
+def added_3(g: Any, i: Any) -> Any:
+    return g[0][i] + g[1][i] + g[2][i]
+
+
+def added_4(g: Any, i: Any) -> Any:
+    return g[0][i] + g[1][i] + g[2][i] + g[3][i]
+
+
+def added_5(g: Any, i: Any) -> Any:
+    return g[0][i] + g[1][i] + g[2][i] + g[3][i] + g[4][i]
+
+
+def added_6(g: Any, i: Any) -> Any:
+    return g[0][i] + g[1][i] + g[2][i] + g[3][i] + g[4][i] + g[5][i]
+
+
+def added_7(g: Any, i: Any) -> Any:
+    return g[0][i] + g[1][i] + g[2][i] + g[3][i] + g[4][i] + g[5][i] + g[6][i]
+
+
+def added_8(g: Any, i: Any) -> Any:
+    return g[0][i] + g[1][i] + g[2][i] + g[3][i] + g[4][i] + g[5][i] + g[6][i] + g[7][i]
+
+
+#: By number of arrays, from two on; a loop over them inside the loop over elements would not be vectorised.
+ADDED = (added_2, added_3, added_4, added_5, added_6, added_7, added_8)
+
+
+def added(g: Any, i: Any) -> Any:
+    """Stand for one of `ADDED`."""
+    raise NotImplementedError
+
+
+def mean(g: Any, share: Any, largest: Any, out: Any) -> bool:
+    bad = False
+    for i in range(out.size):
+        total = added(g, i)
+        bad |= not abs(total) <= largest
+        out[i] = total * share
+    return not bad
+
+
 def finite(bits: Any, exponent: Any) -> bool:
     bad = False
     for i in range(bits.size):  # to the end, because a loop that may stop early is not vectorised

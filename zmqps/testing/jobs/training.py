@@ -12,6 +12,7 @@ from zmqps.core.job.spec import JobSpec
 from zmqps.core.job.tables import TableSpec
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.server.admission import Room
+from zmqps.core.server.dense.aggregate import mean_in_passes
 from zmqps.core.server.dense.rules import UpdateKernel
 from zmqps.core.server.dense.stale import treated
 from zmqps.core.server.machine import ServerKernel
@@ -78,6 +79,8 @@ class ReferenceRules:
     def all_finite(self, g: Array) -> bool:
         """Whether an array holds neither NaN nor infinity."""
         return all_finite(g)
+
+    mean = staticmethod(mean_in_passes)
 
 
 class Training:

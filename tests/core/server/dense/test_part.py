@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import Parameter
 from zmqps.core.protocol.arrays import Array, gather, scatter
+from zmqps.core.server.dense.aggregate import mean_in_passes
 from zmqps.core.server.dense.rules import UpdateKernel
 from zmqps.core.server.dense.slices import MAX_DONE_READERS
 from zmqps.core.server.shard import Shard
@@ -43,6 +44,8 @@ class Rules:
 
     def all_finite(self, g: Array) -> bool:
         return bool(np.isfinite(g).all())
+
+    mean = staticmethod(mean_in_passes)
 
 
 @dataclass

@@ -10,6 +10,7 @@ import pytest
 
 from zmqps.core.job.keyspace import Segment, Slice
 from zmqps.core.job.spec import Parameter
+from zmqps.core.server.dense.aggregate import mean_in_passes
 from zmqps.core.server.dense.rules import Kernels
 from zmqps.core.server.dense.slices import MANY_SEGMENTS, Pin, SliceState
 
@@ -33,6 +34,8 @@ class Rules:
 
     def all_finite(self, g: Any) -> bool:
         return True
+
+    mean = staticmethod(mean_in_passes)
 
 
 def kernels(kernel_of: list[int], group_of: list[int]) -> Kernels:

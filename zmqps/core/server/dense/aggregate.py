@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -44,6 +44,11 @@ PushId = tuple[bytes, int]
 Key = tuple[int, np.dtype[Any]]
 #: What a push brings that brings no values.
 GRADIENT = 0.0
+
+
+#: Writes the sum of arrays, times a share, to another: ``mean(arrays, share, out)``. Added in their order; False, and
+#: ``out`` undefined, where a sum is too large for the dtype, and where it cannot tell.
+Mean = Callable[[Sequence[Array], float, Array], bool]
 
 
 #: Stretches of a slice, ascending and disjoint: first element, and what is there.
@@ -97,8 +102,10 @@ class Stage:
         nbytes: int,  # of the shard's values, and so of a gradient
         gradients: int = 1,  # how many whole ones of one worker a step may need
         memory: Memory | None = None,  # where they are kept
+        mean: Mean | None = None,  # how those that count alike are averaged; by default by numpy
     ) -> None:
         self._memory = memory or HostMemory()
+        self._mean = mean or mean_in_passes
         self._limit = (gradients + SPARE_GRADIENTS) * nbytes + PARTS_NBYTES
         self._steps: dict[int, dict[PushId, dict[int, Brought]]] = {}
         self._used: dict[int, Counter[bytes]] = {}  # bytes, by step and worker
@@ -226,7 +233,7 @@ class Stage:
             if some and into is not None:
                 arrays, examples = [array for array, _ in some], [examples for _, examples in some]
                 divisor = max(total, sum(examples))
-                if not _averaged_equally(into[lo:hi], arrays, examples, divisor):
+                if not self._averaged_equally(into[lo:hi], arrays, examples, divisor):
                     scratch = _grown(self._scratch, bounds[-1], into.dtype, self._memory)
                     _average(into[lo:hi], scratch[lo:hi], arrays, examples, divisor)
                 if stretches and stretches[-1][1] == lo:
@@ -234,6 +241,19 @@ class Stage:
                 else:
                     stretches.append((lo, hi))
         return [(lo, into[lo:hi]) for lo, hi in stretches if into is not None]
+
+    def _averaged_equally(self, into: Array, arrays: Sequence[Array], examples: Sequence[int], divisor: int) -> bool:
+        """Write the mean and return True, where each array counts as much as the others and the sum is finite."""
+        share = examples[0] / divisor
+        if len(arrays) > 1:
+            # a GPU does not report that a sum is too large
+            alike = isinstance(into, np.ndarray) and min(examples) == max(examples)
+            return alike and self._mean(arrays, share, into)
+        if share == 1:
+            into[:] = arrays[0]
+        else:
+            np.multiply(arrays[0], into.dtype.type(share), out=into)
+        return True
 
     def close(self, step: int) -> set[PushId]:
         """Forget a step and all before it; return the pushes that had brought something to it."""
@@ -323,25 +343,16 @@ def _grown(buffers: dict[np.dtype[Any], Array], size: int, dtype: np.dtype[Any],
     return buffers[dtype]
 
 
-def _averaged_equally(total: Array, summands: Sequence[Array], examples: Sequence[int], divisor: int) -> bool:
-    """Write the mean to ``total`` and return True, where each counts as often as the others and the sum is finite."""
-    first, *rest = summands
-    if not rest:
-        if examples[0] == divisor:
-            total[:] = first
-        else:
-            np.multiply(first, total.dtype.type(examples[0] / divisor), out=total)
-        return True
-    if not isinstance(total, np.ndarray) or min(examples) != max(examples):  # a GPU does not report an overflow
-        return False
+def mean_in_passes(arrays: Sequence[Array], share: float, out: Array) -> bool:
+    """Write the sum of at least two arrays, times a share, to ``out``, in a pass over it for each array (`Mean`)."""
     try:
         with np.errstate(over="raise", invalid="ignore"):
-            np.add(first, rest[0], out=total)
-            for summand in rest[1:]:
-                total += summand
-        total *= total.dtype.type(examples[0] / divisor)
+            np.add(arrays[0], arrays[1], out=out)
+            for array in arrays[2:]:
+                out += array
+        out *= out.dtype.type(share)
     except FloatingPointError:
-        return False  # the sum is beyond what the dtype holds, the mean is not
+        return False
     return True
 
 

@@ -97,7 +97,7 @@ class DensePart:
             self._buffers.add(self.slices[-1])
         self.steps: ShardSteps | None = None
         if aggregate is not None:
-            stage = Stage(placement.nbytes(index), aggregate, memory)
+            stage = Stage(placement.nbytes(index), aggregate, memory, rules.mean)
             self.steps = ShardSteps(self.slices, self.updates, stage, self.counters, retain)
 
     @property

@@ -50,6 +50,12 @@ class Rules(Protocol):
     def all_finite(self, g: Array, /) -> bool:
         """Whether an array holds neither NaN nor infinity."""
 
+    def mean(self, arrays: Sequence[Array], share: float, out: Array, /) -> bool:
+        """Write the sum of at least two arrays, added in their order, times a share to ``out``, all of this host.
+
+        False, and ``out`` undefined, if a sum is not finite; or where that cannot be told.
+        """
+
 
 class Kernels:
     """The kernels of a shard.
