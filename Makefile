@@ -153,7 +153,7 @@ test-conformance: $(FRAMEWORKS)/.installed ## PyTorch's models, optimizers, sche
 	$(FRAMEWORKS)/bin/python -m tests.torch.conformance --processes 2 --seed $(SEED) $(ARGS)
 
 simulate: $(INSTALLED) ## whole clusters on a simulated clock and network, with faults: SEEDS=100000
-	$(PY) -m zmqps.testing.simulate --seeds 0:$(SEEDS)
+	$(PY) -m tests.simulator.simulate --seeds 0:$(SEEDS)
 
 mutate: $(INSTALLED) ## say which small changes to the core no test notices: MUTANTS=200 SEED=0 UNDER=zmqps/core/worker
 	$(PY) -m tests.mutation.run --mutants $(MUTANTS) --seed $(SEED) --under $(UNDER)

@@ -13,10 +13,10 @@ from bench.results import Row
 from bench.setup import GRADIENT_SCALE, LEARNING_RATE, OPTIMIZERS, WARM_UP, Setup
 from bench.stats import Times
 from bench.tables import console, new_table, seconds
+from tests.simulator.host_device import HostDevice
 from zmqps.core.job.keyspace import SLICE_NBYTES
 from zmqps.gpu.device import Array, Device, open_device
 from zmqps.nodes.server import CompiledRules, ServerConfig
-from zmqps.testing import HostDevice
 
 #: What a server with a GPU does to a slice, one after the other, and where the time of each comes from.
 PHASES = ("receive", "host to device", "apply", "device to host", "send")

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from experiments.problems import Digits, Params, Problem
+from tests.simulator import Node, Program, Simulation, Training
+from tests.simulator.jobs.training import ReferenceRules, loaded_shard
 from zmqps.client.tensors import describe
 from zmqps.core.job.keyspace import Placement
 from zmqps.core.job.spec import JobSpec
@@ -24,8 +26,6 @@ from zmqps.errors import PSError
 from zmqps.gpu.handover import Handover
 from zmqps.optim import OptimizerSpec
 from zmqps.stale import Treatment
-from zmqps.testing import Node, Program, Simulation, Training
-from zmqps.testing.jobs.training import ReferenceRules, loaded_shard
 
 #: Seconds a worker computes for a mini-batch; the network (50 µs, 10 Gbit/s) hardly counts beside it.
 COMPUTE_S = 0.02

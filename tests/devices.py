@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from tests.optim.written import elementwise
+from tests.simulator.host_device import HostDevice
 from zmqps.gpu.device import CudaDevice, Device
-from zmqps.testing import HostDevice
 
 
 class WrittenDevice(HostDevice):

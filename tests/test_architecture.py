@@ -94,10 +94,6 @@ ROOMS: dict[str, dict[str, str]] = {
         "launch doctor top zmqps",
         "__main__": "cli",
     },
-    "Test tools": {
-        "testing": "errors optim rows core/protocol core/treatments core/job core/node core/server core/worker "
-        "core/coordinator combine gpu checkpoint",
-    },
 }
 MAY_IMPORT = {room: set(names.split()) for rooms in ROOMS.values() for room, names in rooms.items()}
 
@@ -233,7 +229,7 @@ ONLY_IN = {
 #: What gives a library away where nothing is imported, as text or attribute: it -> the only files that say it.
 SAID_ONLY_IN = {
     "cupy": {"zmqps/gpu/device.py"},
-    "__cuda_array_interface__": {"zmqps/gpu/foreign.py", "zmqps/testing/device.py"},
+    "__cuda_array_interface__": {"zmqps/gpu/foreign.py"},
 }
 #: Slow to import or not installed everywhere: imported inside the function that needs it.
 LAZY = {
@@ -302,7 +298,7 @@ MIRROR_NOTHING = {
     "tests/fuzz/": "end to end: what a peer may send to any node",
     "tests/lan/": "end to end: clusters on hosts of network namespaces, and what can happen to their wires",
     "tests/mutation/": "the tests of the core: what they notice",
-    "tests/simulation/": "end to end: whole clusters on a simulated clock and network",
+    "tests/simulation/": "end to end: whole clusters on a simulated clock and network, and that the simulator notices",
     "tests/trace/test_experiments.py": "end to end: live clusters in which one thing was made slow, and what is said",
     "tests/trace/test_format.py": "the file that a browser draws, whichever module has written what is in it",
     "tests/test_coordinator_returns.py": "end to end: a coordinator that is killed and started again, in processes",
@@ -350,7 +346,6 @@ MIRROR_NOTHING = {
     "tests/core/protocol/test_protocol_document.py": "a document: docs/protocol.md",
     "tests/optim/test_golden.py": "every optimizer",
     "tests/page/test_browser.py": "end to end: the page in a real browser, beside clusters of processes",
-    "tests/testing/test_invariants.py": "the whole room: the simulator sees what is broken",
     "tests/test_architecture.py": "the source itself",
     "tests/test_documents.py": "the documents",
     "tests/test_supply.py": "what is installed: pyproject.toml and the constraints",

@@ -24,7 +24,6 @@ PUBLIC = {
     "polynomial_decay rmsprop rowwise_adagrad scale_linearly sgd step_decay",
     "zmqps.pipeline": "Channel bind connect",
     "zmqps.stale": "Treatment compensate divide drop",
-    "zmqps.testing": "AsyncTraining BoundedTraining Faults Simulation SimulationError SyncTraining Training",
     "zmqps.worker": "Worker connect",
 }
 

@@ -8,6 +8,7 @@ import pytest
 
 from tests.checkpoint.saved import NOW, Model, job, save
 from tests.checkpoint.tables.test_rows import Servers, job_of, spec_of
+from tests.simulator.disk import Disk
 from zmqps.checkpoint import manifest as manifests
 from zmqps.checkpoint.compact import compact
 from zmqps.checkpoint.find import good_ones, open_checkpoint
@@ -16,7 +17,6 @@ from zmqps.checkpoint.storage import Storage
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import Parameter
 from zmqps.errors import CheckpointCorruptError, CheckpointFormatError
-from zmqps.testing.disk import Disk
 
 JOB = "/run/job"
 

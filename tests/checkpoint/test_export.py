@@ -11,13 +11,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.checkpoint.saved import Model, job, jobs, placements, save
+from tests.simulator.disk import Disk
 from zmqps.checkpoint.export import export
 from zmqps.checkpoint.find import open_checkpoint
 from zmqps.checkpoint.storage import LocalFile
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import Parameter
 from zmqps.errors import CheckpointStorageError, ConfigurationError
-from zmqps.testing.disk import Disk
 
 safetensors = pytest.importorskip("safetensors.numpy")
 

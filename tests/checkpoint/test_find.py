@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.checkpoint.saved import Model, job, save
+from tests.simulator.disk import Disk
 from zmqps.checkpoint.find import open_checkpoint
 from zmqps.checkpoint.manifest import Manifest, _sealed
 from zmqps.checkpoint.publish import prune
@@ -24,7 +25,6 @@ from zmqps.errors import (
     CheckpointNotFoundError,
     PSError,
 )
-from zmqps.testing.disk import Disk
 
 SPEC = job(Parameter("w", (4, 3), "float32"), Parameter("b", (3,), "float64"), Parameter("none", (0,), "float32"))
 MODEL = Model.random(SPEC)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.checkpoint.saved import NOW, OWNER, Model, job, owner, save
+from tests.simulator.disk import Disk
 from zmqps.checkpoint.compact import compact
 from zmqps.checkpoint.find import good_ones, open_checkpoint
 from zmqps.checkpoint.owners import LOCK, Claim, check_is_of_one, held
@@ -16,7 +17,6 @@ from zmqps.checkpoint.storage import LocalStorage
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import Parameter
 from zmqps.errors import CheckpointNotFoundError, CheckpointStorageError
-from zmqps.testing.disk import Disk
 
 SPEC = job(Parameter("w", (4, 3), "float32"))
 MODEL = Model.random(SPEC)

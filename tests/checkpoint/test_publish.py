@@ -11,13 +11,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.checkpoint.saved import NOW, Model, job, save
+from tests.simulator.disk import Disk, PowerFailure
 from zmqps.checkpoint.find import good_ones, open_checkpoint
 from zmqps.checkpoint.publish import ABANDONED_AFTER_S, Save, clean, entries, job_directory, job_of, prune
 from zmqps.checkpoint.storage import LocalStorage
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import Parameter
 from zmqps.errors import CheckpointError, CheckpointNotFoundError, CheckpointStorageError
-from zmqps.testing.disk import Disk, PowerFailure
 
 pytestmark = pytest.mark.repeats
 

@@ -7,6 +7,7 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 
+from tests.simulator.jobs.training import ReferenceRules
 from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.coordinator.run import JobRun
@@ -21,7 +22,6 @@ from zmqps.core.server.shard import Shard
 from zmqps.core.server.tables.rows import Rows
 from zmqps.errors import from_wire
 from zmqps.optim import OptimizerSpec, sgd
-from zmqps.testing.jobs.training import ReferenceRules
 
 M = TypeVar("M", bound=m.Message)
 E = TypeVar("E", bound=Exception)

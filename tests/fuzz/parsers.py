@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 
 from tests.checkpoint.saved import Model, job, save
 from tests.checkpoint.tables.test_rows import Servers, job_of, spec_of
+from tests.simulator.disk import Disk
 from zmqps import codecs, optim
 from zmqps.checkpoint import checksums, open_checkpoint, read_table
 from zmqps.checkpoint.manifest import Manifest, _sealed
@@ -53,7 +54,6 @@ from zmqps.net.system import environment, tasks
 from zmqps.nodes.checkpoints import cadence
 from zmqps.nodes.journal import PAGE
 from zmqps.nodes.page import read_page
-from zmqps.testing.disk import Disk
 from zmqps.trace import merge, ring
 
 Feed = Callable[[bytes, Path], object]

@@ -7,10 +7,10 @@ import pytest
 
 from tests.devices import NewDevice, on_device, on_every_device_and_as_written, on_host
 from tests.gpu.test_rows import PIECE_NBYTES, memory_of
+from tests.simulator.host_device import HostDevice
 from zmqps.errors import DeviceMemoryError
 from zmqps.gpu import chunks
 from zmqps.gpu.chunks import Chunks
-from zmqps.testing import HostDevice
 
 DIM = 3
 

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from tests.devices import NewDevice, on_device, on_every_device, on_host
+from tests.simulator.host_device import HostDevice
 from zmqps import LocalCluster
 from zmqps.errors import ConfigurationError, DeviceError, DeviceMemoryError
 from zmqps.gpu.device import MemoryInfo, open_device, parse
 from zmqps.gpu.staging import DeviceMemory, Streams
 from zmqps.nodes import server
-from zmqps.testing import HostDevice
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import zmqps
 from tests.codecs.cases import PORTABLE
 from tests.devices import NewDevice, on_device, on_every_device
 from tests.producers import Tensor
+from tests.simulator.host_device import HostDevice
 from zmqps import codecs
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec, Parameter
@@ -23,7 +24,6 @@ from zmqps.gpu.device import Device
 from zmqps.gpu.encoder import Encoder
 from zmqps.gpu.handover import Handover, Port, Remote
 from zmqps.optim import sgd
-from zmqps.testing import HostDevice
 
 SHAPES = {"w": (1000,), "b": (3,), "v": (700,)}
 #: A slice of the first part of w; one of the rest of w, all of b and a part of v; and a small one.

@@ -15,6 +15,7 @@ import zmqps
 from tests.devices import NewDevice, on_every_device, on_host
 from tests.inprocess import PATIENCE
 from tests.producers import CUDA_MANAGED, METAL, InterfaceArray, Tensor
+from tests.simulator.host_device import HostDevice
 from zmqps.client.requests import Requests
 from zmqps.client.tensors import describe
 from zmqps.core.job.keyspace import KeySpace, Placement
@@ -26,7 +27,6 @@ from zmqps.gpu.device import Device
 from zmqps.gpu.foreign import locate
 from zmqps.gpu.handover import Handover, Pinned
 from zmqps.optim import sgd
-from zmqps.testing import HostDevice
 
 pytestmark = pytest.mark.processes
 

@@ -15,6 +15,8 @@ from tests.devices import NewDevice, on_every_device_and_as_written, on_host
 from tests.inprocess import InProcessCluster
 from tests.modes import MODES
 from tests.optim.test_rows import ROW_SPECS
+from tests.simulator.disk import Disk
+from tests.simulator.host_device import HostDevice
 from zmqps import initial, optim
 from zmqps.checkpoint import open_checkpoint
 from zmqps.core.job.keyspace import KeySpace, Placement
@@ -32,8 +34,6 @@ from zmqps.nodes.server import SPARE_DEVICE_NBYTES, ServerConfig, make_shard, ma
 from zmqps.rows.initial import Initial
 from zmqps.rows.kept import Kept, joined
 from zmqps.rows.store import RowStore
-from zmqps.testing import HostDevice
-from zmqps.testing.disk import Disk
 
 CONFIG = ServerConfig(coordinator="tcp://127.0.0.1:1", kernels="numpy")
 DIM = 5

@@ -13,6 +13,8 @@ from tests.core.machines import assign, errors, peer, sent, ticketed
 from tests.core.server.scarcity import copies_of
 from tests.core.server.test_machine import Server
 from tests.devices import NewDevice, on_every_device
+from tests.simulator import AsyncTraining, Faults, Simulation
+from tests.simulator.host_device import HostDevice
 from zmqps.codecs import parse
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec, Parameter
@@ -26,7 +28,6 @@ from zmqps.gpu.device import Device
 from zmqps.gpu.staging import INBOUND_SLOTS, DeviceMemory, Streams, device_nbytes
 from zmqps.nodes.server import ServerConfig, make_shard
 from zmqps.optim import adam, group, sgd
-from zmqps.testing import AsyncTraining, Faults, HostDevice, Simulation
 
 CONFIG = ServerConfig(coordinator="tcp://127.0.0.1:1", kernels="numpy")
 PARAMETERS = (

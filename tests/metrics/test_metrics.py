@@ -17,11 +17,11 @@ import pytest
 
 import zmqps
 from tests.inprocess import InProcessCluster
+from tests.simulator.scenarios import SCENARIOS
 from tests.team import PATIENCE, Team
 from zmqps.core.coordinator.watching.watching import Watching
 from zmqps.core.protocol.figures import OF_COORDINATOR, OF_NODES, Scope
 from zmqps.errors import NonFiniteGradientError, TableFullError
-from zmqps.testing.scenarios import SCENARIOS
 
 pytest.importorskip("prometheus_client")
 

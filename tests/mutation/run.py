@@ -29,9 +29,9 @@ from tests.mutation.mutants import Mutant, mutants
 
 ROOT = Path(__file__).parents[2]
 #: What survives its room meets whole clusters.
-CLUSTERS = ["tests/testing", "tests/fuzz/test_machines.py", "tests/simulation"]
+CLUSTERS = ["tests/simulation", "tests/fuzz/test_machines.py"]
 #: There all modes are tried, as `make test-repeats` does.
-PURE, ALL_MODES = ("tests/core", "tests/testing"), ["-m", "not slow"]
+PURE, ALL_MODES = ("tests/core", "tests/simulation"), ["-m", "not slow"]
 #: A mutant may take so many times the unchanged tests' time, and seconds more, before it counts as hanging.
 PATIENCE, SLACK_S = 4.0, 20.0
 #: A loop that no longer ends may not take the whole machine's memory meanwhile. It is address space, so only pure tests

@@ -13,6 +13,7 @@ import pytest
 
 from tests.checkpoint.saved import OWNER
 from tests.core.machines import placement
+from tests.simulator.jobs.training import ReferenceRules
 from zmqps.checkpoint import open_checkpoint, storage_of
 from zmqps.core.job.keyspace import Placement
 from zmqps.core.job.spec import JobSpec, Parameter
@@ -28,7 +29,6 @@ from zmqps.nodes.checkpoints import (
 from zmqps.nodes.host import LONGEST_REST_S, Rests
 from zmqps.nodes.restoring import numbers_of, restored, resumptions
 from zmqps.optim import OptimizerSpec, adam, sgd
-from zmqps.testing.jobs.training import ReferenceRules
 
 
 @pytest.mark.parametrize(

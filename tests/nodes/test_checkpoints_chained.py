@@ -16,6 +16,8 @@ from tests.checkpoint.saved import OWNER, placements
 from tests.checkpoint.tables.test_rows import spec_of
 from tests.core.machines import assign
 from tests.nodes.test_checkpoints import spec
+from tests.simulator.disk import Disk
+from tests.simulator.jobs.training import ReferenceRules
 from zmqps.checkpoint import open_checkpoint
 from zmqps.checkpoint.storage import Storage
 from zmqps.core.coordinator.saving.files import Served
@@ -38,8 +40,6 @@ from zmqps.optim import OptimizerSpec
 from zmqps.optim.rows import kernel_of_table
 from zmqps.rows.hashing import buckets_of
 from zmqps.rows.kept import Kept
-from zmqps.testing.disk import Disk
-from zmqps.testing.jobs.training import ReferenceRules
 
 pytestmark = pytest.mark.processes
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tests.simulator import Node, Simulation
 from zmqps.core.protocol.messages import Message
-from zmqps.testing import Node, Simulation
 
 
 def kill_at(simulation: Simulation, kind: type[Message], nth: int, victim: Callable[[Node, str], str]) -> list[str]:

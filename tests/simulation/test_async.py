@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.simulation.scripts import kill_at
+from tests.simulator import AsyncTraining, Faults, Simulation
+from tests.simulator.scenarios import TWISTED
 from zmqps.core.protocol import exits
 from zmqps.core.protocol.messages import Assign, Enter, Load, Message, Push, Ready
-from zmqps.testing import AsyncTraining, Faults, Simulation
-from zmqps.testing.scenarios import TWISTED
 
 pytestmark = pytest.mark.repeats
 

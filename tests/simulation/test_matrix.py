@@ -17,6 +17,9 @@ from tests.codecs.cases import SPECS as CODECS
 from tests.modes import MODES
 from tests.optim.specs import SPECS as OPTIMIZERS
 from tests.reference import Array, Place, Reference, brought, odd_parameters
+from tests.simulator import Faults, Node, Simulation
+from tests.simulator.engine import Program
+from tests.simulator.jobs.training import ReferenceRules, Training, loaded_shard
 from zmqps import codecs
 from zmqps.core.job.keyspace import Placement
 from zmqps.core.job.spec import JobSpec
@@ -28,9 +31,6 @@ from zmqps.core.worker.operations import Attached, EnterBarrier, Exchange, Finis
 from zmqps.core.worker.transfer import PullTransfer, Source, Target, plan
 from zmqps.core.worker.transfer import PushTransfer as Pushing
 from zmqps.optim import OptimizerSpec
-from zmqps.testing import Faults, Node, Simulation
-from zmqps.testing.engine import Program
-from zmqps.testing.jobs.training import ReferenceRules, Training, loaded_shard
 
 SLICE_NBYTES = 4096
 PARAMETERS = odd_parameters(SLICE_NBYTES)
@@ -284,7 +284,7 @@ def split(rng: Random, message: Message) -> list[Any]:
 
 def train(optimizer: str, push_codec: str, pull_codec: str, mode: str, seed: int, monkeypatch) -> None:
     rng = Random(seed)
-    monkeypatch.setattr("zmqps.testing.engine.encode", lambda message: split(rng, message))
+    monkeypatch.setattr("tests.simulator.engine.encode", lambda message: split(rng, message))
     training = MatrixTraining(OPTIMIZERS[optimizer], push_codec, pull_codec, mode, seed)
     simulation = Simulation(seed, servers=2, workers=2, faults=FAULTS, training=training, validate=False)
     simulation.on_send.append(training.note)

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.simulator import AsyncTraining, BoundedTraining, Faults, Node, Simulation, SyncTraining, Training
+from tests.simulator.placement.replicas import MESSAGES, replicated
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.protocol.messages import Message
-from zmqps.testing import AsyncTraining, BoundedTraining, Faults, Node, Simulation, SyncTraining, Training
-from zmqps.testing.placement.replicas import MESSAGES, replicated
 
 pytestmark = pytest.mark.repeats
 

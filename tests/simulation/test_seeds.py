@@ -9,9 +9,9 @@ from collections import Counter
 
 import pytest
 
-from zmqps.testing.scenarios import SCENARIOS
-from zmqps.testing.seeds import replay
-from zmqps.testing.simulation import SimulationError
+from tests.simulator.scenarios import SCENARIOS
+from tests.simulator.seeds import replay
+from tests.simulator.simulation import SimulationError
 
 #: One seed of each scenario is enough where so much is pushed in it. Where a fault has ended it early, as the sleep of
 #: a server without copies does, others are tried; `make test-slow` runs thousands of all together.

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from tests.simulation.scripts import kill_at, stop_at
+from tests.simulator import BoundedTraining, Faults, Node, Simulation, SyncTraining
+from tests.simulator.scenarios import TWISTED
 from zmqps.core.job.data import DataSpec
 from zmqps.core.protocol import exits
 from zmqps.core.protocol.messages import Arrive, Commit, Message, Pull, Push
-from zmqps.testing import BoundedTraining, Faults, Node, Simulation, SyncTraining
-from zmqps.testing.scenarios import TWISTED
 
 pytestmark = pytest.mark.repeats
 

@@ -1,7 +1,7 @@
 """The door to a GPU: arrays, copies and streams of one device; the only module that imports CuPy.
 
 Everything else computes through a `Device`: it takes the array namespace from `Device.xp` and orders
-its copies by `Stream` and `Event`. `zmqps.testing.HostDevice` is numpy in the role of a GPU.
+its copies by `Stream` and `Event`. In tests numpy takes the role of a GPU (`tests/simulator/host_device.py`).
 
 The current device is a matter of the calling thread, as everywhere in CUDA: `Device.use` it in every
 thread that touches its arrays.

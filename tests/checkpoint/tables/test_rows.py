@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import zmqps
 from tests.checkpoint.saved import NOW
 from tests.core.server.tables.test_row_changes import RowChanges
+from tests.simulator.disk import Disk
 from zmqps import optim
 from zmqps.checkpoint import Manifest, Save, compact, export, export_table, open_checkpoint, read_table, storage_of
 from zmqps.checkpoint.manifest import CONSISTENT, FileFact
@@ -30,7 +31,6 @@ from zmqps.nodes.checkpoints import ShardFiles
 from zmqps.optim.rows import kernel_of_table
 from zmqps.rows.hashing import buckets_of
 from zmqps.rows.initial import Initial
-from zmqps.testing.disk import Disk
 
 SOURCE = {"version": 9, "optimizer": True, "names": {}}
 RULES = {"items": optim.adam(0.1), "words": optim.rowwise_adagrad(0.1)}

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from tests.simulator.host_device import HostDevice
+from tests.simulator.jobs.training import ReferenceRules
 from zmqps.core.server.dense.aggregate import Stage
 from zmqps.core.server.dense.memory import HostMemory, Memory
 from zmqps.core.server.dense.part import DensePart
@@ -16,8 +18,6 @@ from zmqps.core.server.shard import Shard
 from zmqps.core.treatments import ReadCopies
 from zmqps.gpu.staging import DeviceMemory, Streams
 from zmqps.optim import OptimizerSpec, make_kernel
-from zmqps.testing.device import HostDevice
-from zmqps.testing.jobs.training import ReferenceRules
 
 
 class Scarcity:

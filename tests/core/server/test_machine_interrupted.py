@@ -19,6 +19,7 @@ from tests.core.server.dense.test_buffers import Reading
 from tests.core.server.scarcity import held_nbytes, state_of
 from tests.core.server.test_machine import Server, pull, push
 from tests.core.server.test_machine_steps import brought, commit
+from tests.simulator.jobs.training import ReferenceRules
 from zmqps.core.protocol.events import COORDINATOR
 from zmqps.core.protocol.messages import Ack, Committed, Error, Load, Message
 from zmqps.core.server import ledger, machine
@@ -28,7 +29,6 @@ from zmqps.core.server.shard import Shard
 from zmqps.core.treatments import Compensate, Drop
 from zmqps.errors import ServerMemoryError, ShardBrokenError
 from zmqps.optim import OptimizerSpec, sgd
-from zmqps.testing.jobs.training import ReferenceRules
 
 pytestmark = pytest.mark.repeats
 

@@ -12,6 +12,7 @@ from tests.core.machines import error_of, errors, job, logged, peer, sent, ticke
 from tests.core.server.scarcity import ScarceHost, ScarceRules, Scarcity, copies_of
 from tests.core.server.test_machine import Server, pull, push
 from tests.core.server.test_machine_steps import ONES, brought, commit
+from tests.simulator.jobs.training import ReferenceRules
 from zmqps.core.protocol.events import COORDINATOR
 from zmqps.core.protocol.messages import Ack, Commit, Committed, Error, Load, Values
 from zmqps.core.server.dense.memory import HostMemory
@@ -20,7 +21,6 @@ from zmqps.core.server.shard import Shard
 from zmqps.core.treatments import Compensate
 from zmqps.errors import DeviceMemoryError, ServerMemoryError, ShardBrokenError
 from zmqps.optim import OptimizerSpec
-from zmqps.testing.jobs.training import ReferenceRules
 
 WHOLE = {"parts": ((0, 0, ()), (1, 0, ())), "payload": (np.ones(16, np.float32),)}
 

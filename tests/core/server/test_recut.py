@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.simulator.jobs.training import ReferenceRules, row_rule
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.recut import parents, pieces_of
 from zmqps.core.job.spec import JobSpec, Parameter
@@ -23,7 +24,6 @@ from zmqps.errors import ProtocolError
 from zmqps.optim import adam
 from zmqps.rows.hashing import buckets_of
 from zmqps.rows.initial import Initial
-from zmqps.testing.jobs.training import ReferenceRules, row_rule
 
 KEYSPACE = KeySpace([Parameter("w", (700, 60), "float32"), Parameter("b", (5,), "float32")])
 

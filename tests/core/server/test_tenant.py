@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.core.machines import assign, job, make_shard, placement
+from tests.simulator.jobs.training import ReferenceRules
 from zmqps.core.protocol.messages import Pull
 from zmqps.core.server.dense.beside import GRANT_NBYTES, LEAST_NBYTES, Beside
 from zmqps.core.server.dense.stale import treated
@@ -15,7 +16,6 @@ from zmqps.core.server.tenant import Tenant
 from zmqps.core.treatments import Compensate
 from zmqps.errors import JobError
 from zmqps.optim import sgd
-from zmqps.testing.jobs.training import ReferenceRules
 
 SPEC = job("a", "b", mode="sync")
 WORKER, OTHER = b"w" * 16, b"o" * 16

@@ -9,13 +9,13 @@ import pytest
 
 from tests.core.machines import job, placement
 from tests.core.server.dense.test_buffers import Lent, Reading, pull, push
+from tests.simulator.jobs.training import ReferenceRules
 from zmqps.core.protocol.limits import MAX_ALL_BACKLOGS_NBYTES, MAX_BACKLOG_NBYTES
 from zmqps.core.server.dense import beside as beside_module
 from zmqps.core.server.dense.beside import GRANT_NBYTES, Beside, beside_nbytes
 from zmqps.core.server.dense.snapshot import Snapshot
 from zmqps.core.server.shard import Shard
 from zmqps.optim import sgd
-from zmqps.testing.jobs.training import ReferenceRules
 
 SLICE = 32  # bytes of each of the two slices
 

@@ -9,6 +9,7 @@ import pytest
 
 from tests.core.machines import KEY, assign, identity
 from tests.core.server.scarcity import copies_of
+from tests.simulator.jobs.training import ReferenceRules
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec, Parameter
 from zmqps.core.protocol.events import COORDINATOR, Received, Returned, Run, Send
@@ -20,7 +21,6 @@ from zmqps.core.server.extensions import ServerMachine
 from zmqps.core.server.shard import Shard
 from zmqps.core.treatments import Compensate, Divide, Drop, Treatment, make_treatment
 from zmqps.optim import sgd
-from zmqps.testing.jobs.training import ReferenceRules
 
 A, B = b"a" * 16, b"b" * 16
 SIZE = 4

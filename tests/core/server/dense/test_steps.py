@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.simulator.jobs.training import ReferenceRules
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import Parameter
 from zmqps.core.protocol.arrays import Array
@@ -19,7 +20,6 @@ from zmqps.core.server.ledger import Result
 from zmqps.core.server.shard import Shard
 from zmqps.errors import LimitError, NonFiniteGradientError, ProtocolError, SliceRangeError, VersionError
 from zmqps.optim import sgd
-from zmqps.testing.jobs.training import ReferenceRules
 
 A, B, C = b"a" * 16, b"b" * 16, b"c" * 16
 SIZE = 4

@@ -13,11 +13,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.core.machines import identity, job, make_shard
 from tests.core.server.copies import LEADER, Copies, Node, pull, push
 from tests.core.server.scarcity import ScarceHost, Scarcity
+from tests.simulator.jobs.training import ReferenceRules
 from zmqps.core.protocol.messages import Ack, Commit, Committed, Error, Leading, Push, Values
 from zmqps.core.server.shard import Shard
 from zmqps.errors import DeposedError, ServerMemoryError
 from zmqps.optim import OptimizerSpec, adam, sgd
-from zmqps.testing.jobs.training import ReferenceRules
 
 WORKERS = ("v", "w")
 SLICES = 4

@@ -11,6 +11,7 @@ import pytest
 from tests.core.machines import identity, peer
 from tests.core.machines import make_shard as make_dense
 from tests.core.server.copies import LEADER, Copies
+from tests.simulator.jobs.training import row_rule
 from zmqps import optim
 from zmqps.core.job.keyspace import Placement
 from zmqps.core.job.spec import JobSpec, Parameter
@@ -25,7 +26,6 @@ from zmqps.core.server.tables.rows import make_rows, rows_in
 from zmqps.core.server.tables.table import RowTable
 from zmqps.errors import ServerMemoryError, ShardBrokenError, from_wire
 from zmqps.rows.initial import Initial
-from zmqps.testing.jobs.training import row_rule
 
 DIM = 2
 BACKUP = 2
