@@ -12,6 +12,7 @@ from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.coordinator.placement.copies import Order
 from zmqps.core.coordinator.remembered import dump_all
 from zmqps.core.protocol import messages as m
+from zmqps.core.server.extensions import ServerMachine
 from zmqps.core.server.machine import ServerKernel
 from zmqps.errors import JobError
 
@@ -74,7 +75,9 @@ class LostServers:
         if not is_placed and any(node is not server and self._is_absent(node) for node in simulation.servers):
             return False  # a job may begin on both
         servers = simulation.coordinator.servers
-        if len(servers.staying) < len(servers) and not any(other.incarnation in there for other in servers.staying):
+        asked = {node.identity.incarnation for node in simulation.servers if _is_leaving(node)}
+        staying = [other for other in servers.staying if other.incarnation not in asked]  # its word may be on its way
+        if len(staying) < len(servers) and not any(other.incarnation in there for other in staying):
             return False  # where no server stays, drained ones end at once with all that they have
         for run in runs:
             copies = list(run.startup.copies)
@@ -148,3 +151,8 @@ class LostServers:
     def _swallows(self, sender: Node, receiver: str, message: m.Message) -> bool:
         deaf = self._simulation.now < self._deaf.get(sender.name, 0.0) and not self._simulation.network.quiet
         return deaf and receiver == "coordinator" and isinstance(message, m.Heartbeat)
+
+
+def _is_leaving(server: Node) -> bool:
+    """Whether a server has been asked to go, which the coordinator may not know yet."""
+    return isinstance(server.machine, ServerMachine) and server.machine.leaving.due is not None
