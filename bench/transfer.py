@@ -22,7 +22,7 @@ from bench.results import Row, timed
 from bench.setup import GRADIENT_SCALE, LEARNING_RATE, OPTIMIZERS, WARM_UP, Setup
 from bench.stats import Times, network_bound
 from zmqps.core.node.tracing import LONGEST_S, MAX_RING_NBYTES
-from zmqps.net.keyring import Keys
+from zmqps.keys.keyring import Keys
 from zmqps.nodes import tracing
 from zmqps.trace import merge
 

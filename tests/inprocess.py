@@ -20,10 +20,10 @@ from zmqps.core.protocol.events import Stop
 from zmqps.core.server.extensions import ServerMachine
 from zmqps.gpu.device import Device
 from zmqps.gpu.staging import Streams
+from zmqps.keys.keyring import Keys, load_node_keys
 from zmqps.net import loops
 from zmqps.net.driver import Driver
 from zmqps.net.identity import new_identity
-from zmqps.net.keyring import Keys, load_node_keys
 from zmqps.net.zeromq import ZmqTransport
 from zmqps.nodes.inquiry import inquire, run_blocking
 from zmqps.nodes.server import ServerConfig, make_shard

@@ -55,7 +55,9 @@ ROOMS: dict[str, dict[str, str]] = {
     "Doors: sockets, shared memory, GPUs, recording, files": {
         "extras": "",
         "logs": "errors",
-        "net": "errors files checks core/protocol core/node",
+        "folder": "errors files",
+        "keys": "errors files checks folder core/protocol core/node",
+        "net": "errors files checks core/protocol core/node keys",
         "net/lane": "errors files core/protocol net",
         "gpu": "errors extras checks codecs optim rows core/protocol core/job core/server core/worker",
         "trace": "errors extras files core/protocol core/node net",
@@ -66,15 +68,14 @@ ROOMS: dict[str, dict[str, str]] = {
     },
     "Processes: what runs a machine": {
         # checkpoint: a table is written into the same files as one of a checkpoint
-        "client": "errors checks checkpoint codecs optim rows logs core/protocol core/job core/node core/worker net "
-        "net/lane gpu trace metrics",
+        "client": "errors checks keys checkpoint codecs optim rows logs core/protocol core/job core/node core/worker "
+        "net net/lane gpu trace metrics",
         "combine": "errors checks codecs client core/protocol core/job core/worker net net/lane",
-        "nodes": "errors files checks checkpoint codecs optim rows core/protocol core/treatments core/job core/node "
-        "core/server core/coordinator net net/lane gpu trace metrics page sinks",
-        "keys": "errors checks core/protocol net nodes",
-        "launch": "errors files checks logs core/protocol core/coordinator net gpu metrics nodes keys",
-        "doctor": "errors files core/protocol gpu net",
-        "top": "errors files nodes",
+        "nodes": "errors folder checks checkpoint codecs keys optim rows core/protocol core/treatments core/job "
+        "core/node core/server core/coordinator net net/lane gpu trace metrics page sinks",
+        "launch": "errors folder files checks logs core/protocol core/coordinator net gpu metrics nodes keys",
+        "doctor": "errors files keys core/protocol gpu net",
+        "top": "errors folder files",
     },
     "Public: what scripts and users type": {
         "data": "errors checks core/job",
@@ -90,8 +91,8 @@ ROOMS: dict[str, dict[str, str]] = {
         "keras": "errors extras checks optim client worker",
         "zmqps": "errors codecs optim core/worker client checkpoint keys launch data initial stale pipeline worker aio "
         "local",
-        "cli": "errors extras files logs core/protocol core/coordinator net gpu trace checkpoint metrics nodes keys "
-        "launch doctor top zmqps",
+        "cli": "errors folder extras files logs core/protocol core/coordinator net gpu trace checkpoint metrics nodes "
+        "keys launch doctor top zmqps",
         "__main__": "cli",
     },
 }
@@ -186,7 +187,7 @@ ONLY_IN = {
         "zmqps/net/sockets.py",
         "zmqps/net/dealer.py",
         "zmqps/net/gauge.py",
-        "zmqps/net/curve.py",
+        "zmqps/keys/curve.py",
         "zmqps/net/refusals.py",
     },
     "numba": {
@@ -244,10 +245,10 @@ SHELLS = {"zmqps/nodes/server.py", "zmqps/nodes/coordinator.py", "zmqps/worker.p
 UNSAFE_IMPORTS = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
 UNSAFE_CALLS = {"eval", "exec", "__import__"}
 
-#: What opens files by itself, and why; others use `zmqps.files` and `zmqps.nodes.files.Folder`, which look first.
+#: What opens files by itself, and why; others use `zmqps.files` and `zmqps.folder.Folder`, which look first.
 OPENS_ITSELF = {
     "zmqps/files.py": "it is the door",
-    "zmqps/nodes/files.py": "files of this user's own, below directories that are held open",
+    "zmqps/folder.py": "files of this user's own, below directories that are held open",
     "zmqps/net/lane/arena.py": "memory of a process, by its descriptor: no name of a file",
     "zmqps/net/lane/private.py": "what the kernel knows of this process's own pages, at an offset",
     "zmqps/net/lane/segment.py": "shared memory, whose owner and mode it checks",
@@ -270,11 +271,11 @@ ON_TOP = {
         "data",
         "extras",
         "files",
+        "folder",
         "initial",
         "jax",
         "jit",
         "keras",
-        "keys",
         "local",
         "pipeline",
         "ray",

@@ -28,7 +28,7 @@ from zmqps.core.protocol.messages import Leave
 from zmqps.core.protocol.wire import encode
 from zmqps.core.server.extensions import ServerMachine
 from zmqps.errors import ConfigurationError, DrainError, IdentityError, KeyRefusedError
-from zmqps.net.curve import secure_dealer
+from zmqps.keys.curve import secure_dealer
 from zmqps.net.driver import Driver
 from zmqps.net.identity import new_identity
 from zmqps.net.routes import new_local_endpoint

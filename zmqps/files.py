@@ -19,7 +19,7 @@ from io import FileIO
 
 from zmqps.errors import UnsafeFileError, num_bytes
 
-#: Opens a path with flags of `os.open`; `zmqps.nodes.files.open_own` is one.
+#: Opens a path with flags of `os.open`; `zmqps.folder.open_own` is one.
 Opener = Callable[[str, int], int]
 #: Of files that people write: hosts, options, secrets.
 TEXT_NBYTES = 1 << 20

@@ -29,11 +29,12 @@ from zmqps import checks
 from zmqps.codecs import Codec
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.encoding import check_codec
+from zmqps.core.protocol.endpoints import check_endpoint
 from zmqps.core.protocol.messages import Tensors
 from zmqps.core.protocol.parcel import pack, unpack
 from zmqps.core.protocol.wire import decode, encode
 from zmqps.errors import ClosedError, ConfigurationError, DeadlineError, LimitError, ProtocolError
-from zmqps.net.identity import check_endpoint, new_identity
+from zmqps.net.identity import new_identity
 from zmqps.net.pair import MAX_FRAME_NBYTES, BoundPair, DialledPair
 
 __all__ = ["Channel", "bind", "connect"]

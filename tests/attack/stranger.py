@@ -30,8 +30,8 @@ from zmqps.core.protocol.messages import (
 )
 from zmqps.core.protocol.wire import decode, encode
 from zmqps.errors import PSError
-from zmqps.net.curve import secure_dealer
-from zmqps.net.keyring import find_keys
+from zmqps.keys.curve import secure_dealer
+from zmqps.keys.keyring import find_keys
 
 PATIENCE = allow(30.0)
 #: Seconds between two signs of life of a member.

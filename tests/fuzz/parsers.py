@@ -46,10 +46,10 @@ from zmqps.doctor.probe import MARK
 from zmqps.doctor.remote import ProbeError, RemoteProbe
 from zmqps.errors import PSError, from_wire
 from zmqps.gpu import device, pinning
-from zmqps.keys import create, token
+from zmqps.keys import create, keyring, token
 from zmqps.launch import far, hosts
 from zmqps.logs import lines, reading
-from zmqps.net import identity, keyring
+from zmqps.net import identity
 from zmqps.net.system import environment, tasks
 from zmqps.nodes.checkpoints import cadence
 from zmqps.nodes.journal import PAGE
@@ -467,7 +467,7 @@ PARSERS: dict[str, Parser] = {
         feed=lambda data, _: keyring.Keys.of_token(data.decode(errors="surrogateescape")),
         good=lambda: [_keys()["token"]],
     ),
-    "an endpoint": _text(identity.check_peer, "tcp://head:5570", "tcp://[fd00::1]:5570", "ipc:///run/z"),
+    "an endpoint": _text(endpoints.check_peer, "tcp://head:5570", "tcp://[fd00::1]:5570", "ipc:///run/z"),
     "where to bind": _text(partial(identity.check_bind, insecure=False), "tcp://127.0.0.1:0", "tcp://[::1]:5570"),
     "ports": _text(endpoints.parse_ports, "5571-5580", "5571"),
     "a codec": _text(codecs.parse, "raw", "topk:fraction=0.01", "bf16"),

@@ -11,8 +11,8 @@ import pytest
 from tests.pace import allow
 from zmqps.errors import ConfigurationError
 from zmqps.keys import create, load_node_keys, rotate, token
+from zmqps.keys.keyring import Keys
 from zmqps.launch.handout import FOR_NODES, FOR_WORKERS, changed, key_files, version, worker_keys, write_files
-from zmqps.net.keyring import Keys
 
 PATIENCE = allow(20.0)
 

@@ -12,9 +12,9 @@ import pytest
 
 from tests.pace import allow
 from zmqps.cli.running.output import MAX_BACKLOG, LogFile, Painter, Terminal
+from zmqps.folder import Folder
 from zmqps.logs.handler import NodeFormatter, set_up_logging
 from zmqps.logs.lines import read_line, read_message, without_date, write_line
-from zmqps.nodes.files import Folder
 
 AT = datetime(2025, 11, 21, 1, 4, 5, 123456, UTC)
 LINE = "server-0    | 2025-11-21 01:04:05.123 hello | you"

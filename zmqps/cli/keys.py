@@ -123,7 +123,8 @@ def rotate(roles: tuple[str, ...], keys: Path, grace: float) -> int:
     No restart is needed. Copy the directory to the other hosts before the old keys end. Tokens have keys of
     their own: revoke those, and make new ones.
     """
-    from zmqps.keys import KEY_ROLES, rotate
+    from zmqps.core.protocol.security.roles import KEY_ROLES
+    from zmqps.keys import rotate
 
     for role, pair in rotate(keys, roles or KEY_ROLES, grace=grace).items():
         click.echo(f"made a new {role}'s key ({pair.public[:8]}…); the old one opens for another {grace:g} s")

@@ -19,9 +19,9 @@ from zmqps.cli.running.follow import FollowedLog, Wakeup, logs_in
 from zmqps.cli.settings import setting
 from zmqps.core.protocol import exits
 from zmqps.errors import ConfigurationError, PSError
+from zmqps.folder import Folder
 from zmqps.logs.lines import LEVELS, Entry
 from zmqps.logs.reading import Reader, Wanted, chosen, parse_since
-from zmqps.nodes.files import Folder
 
 #: An entry, and the line in which it is written.
 Said = tuple[Entry, str]

@@ -19,7 +19,7 @@ from zmqps.errors import ConfigurationError
 from zmqps.extras import advice
 
 if TYPE_CHECKING:
-    from zmqps.net.keyring import Keys
+    from zmqps.keys.keyring import Keys
     from zmqps.top.app import Questions
     from zmqps.top.model import NodeRow
 

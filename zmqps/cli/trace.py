@@ -180,7 +180,7 @@ def _progress(text: str) -> None:
 
 
 def _read(recorded: Path) -> Trace:
-    from zmqps.nodes.files import open_own
+    from zmqps.folder import open_own
     from zmqps.trace import merge
 
     return merge.load(recorded, open_own)
@@ -189,7 +189,7 @@ def _read(recorded: Path) -> Trace:
 def _show(found: Trace, skip: int, output: Path | None, push: int | None = None) -> int:
     from zmqps.cli.tables import new_console, phases_table, push_table
     from zmqps.errors import ConfigurationError
-    from zmqps.nodes.files import open_own
+    from zmqps.folder import open_own
     from zmqps.trace import bounds, merge, phases, pushes
 
     console = new_console()

@@ -25,6 +25,7 @@ from zmqps.client.scraped import scraped
 from zmqps.client.tensors import are_finite, warm_up
 from zmqps.client.thread import HELD_UP, SessionThread, refuse_in_callback
 from zmqps.core.job.data import DataRange, DataSpec
+from zmqps.core.protocol.endpoints import check_peer
 from zmqps.core.protocol.exits import DRAINED
 from zmqps.core.protocol.messages.hello import MAX_JOB_NAME_CHARS
 from zmqps.core.protocol.messages.membership import DepartureCause
@@ -34,10 +35,10 @@ from zmqps.core.worker.operations import AskStatus, EnterBarrier, Exchange, Fini
 from zmqps.core.worker.ranges import TakeRange
 from zmqps.core.worker.statistics import Statistics
 from zmqps.errors import ClosedError, ConfigurationError, DeadlineError, PSError
+from zmqps.keys.keyring import find_keys
 from zmqps.logs.handler import under_a_supervisor
 from zmqps.logs.uncaught import show_briefly
-from zmqps.net.identity import check_peer, new_identity, read_job_secret
-from zmqps.net.keyring import find_keys
+from zmqps.net.identity import new_identity, read_job_secret
 from zmqps.net.lane.arena import Arenas
 from zmqps.net.lane.shm import LaneTransport
 from zmqps.net.routes import check_transport

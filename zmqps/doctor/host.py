@@ -22,8 +22,8 @@ from zmqps.errors import DeviceError, UnsafeFileError
 from zmqps.files import TEXT_NBYTES, open_file, read_file
 from zmqps.gpu.device import open_device
 from zmqps.gpu.pinning import visible_gpus
+from zmqps.keys.keyring import AUTHORIZED, CLUSTER_PUBLIC, MAX_FILE_NBYTES
 from zmqps.net.gauge import library
-from zmqps.net.keyring import AUTHORIZED, CLUSTER_PUBLIC, MAX_FILE_NBYTES
 from zmqps.net.system.available import available_nbytes
 
 PACKAGES = ("pyzmq", "numpy", "msgpack", "numba")

@@ -9,7 +9,7 @@ from pathlib import PurePath
 from zmqps.doctor.facts import Findings, Host, KeyFile
 from zmqps.doctor.rows import Row, good, warning, wrong
 from zmqps.errors import counted, joined
-from zmqps.net.keyring import AUTHORIZED, CLUSTER_PUBLIC, CLUSTER_SECRET
+from zmqps.keys.keyring import AUTHORIZED, CLUSTER_PUBLIC, CLUSTER_SECRET
 
 #: What others than the owner may do with a file. Root's may be read by a group: so it hands keys to a service.
 OTHERS, OTHERS_OF_ROOTS = 0o077, 0o027

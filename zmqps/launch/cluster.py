@@ -19,6 +19,7 @@ from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.protocol import exits
 from zmqps.errors import ClosedError, ConfigurationError, ForkedError, counted
 from zmqps.files import make_directory
+from zmqps.folder import Folder
 from zmqps.gpu.pinning import spread, visible_gpus
 from zmqps.keys import find_keys
 from zmqps.launch.config import ClusterConfig
@@ -29,7 +30,6 @@ from zmqps.logs.uncaught import show_briefly
 from zmqps.metrics.place import MetricsPlace
 from zmqps.nodes.checkpoints import KEEP, CheckpointConfig
 from zmqps.nodes.coordinator import CoordinatorConfig
-from zmqps.nodes.files import Folder
 from zmqps.nodes.inquiry import ask_status, run_blocking, scale_servers
 from zmqps.nodes.server import IO_THREADS, ServerConfig
 

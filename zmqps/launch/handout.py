@@ -11,9 +11,9 @@ from pathlib import Path
 
 from zmqps.errors import ConfigurationError, PSError
 from zmqps.files import create, make_directory
+from zmqps.keys.keyring import AUTHORIZED, CLUSTER_PUBLIC, CLUSTER_SECRET, version_of
 from zmqps.launch.far import check_name, pack, unpack
 from zmqps.launch.guard import Guard
-from zmqps.net.keyring import AUTHORIZED, CLUSTER_PUBLIC, CLUSTER_SECRET, version_of
 
 #: Folders below that of the agent's files.
 FOR_NODES, FOR_WORKERS = "keys", "worker-keys"

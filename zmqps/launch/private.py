@@ -15,7 +15,7 @@ from pathlib import Path
 
 from zmqps.errors import UnsafeFileError
 from zmqps.files import read_file
-from zmqps.net.keyring import AUTHORIZED, CLUSTER_PUBLIC, CLUSTER_SECRET
+from zmqps.keys.keyring import AUTHORIZED, CLUSTER_PUBLIC, CLUSTER_SECRET
 
 #: Folders of programs that keep secrets in them.
 FOLDERS = frozenset((".aws", ".azure", ".gcloud", ".gnupg", ".huggingface", ".kube", ".ssh"))

@@ -25,11 +25,11 @@ from typing import IO, Protocol
 from zmqps.core.protocol.security.keys import KEY_NBYTES
 from zmqps.errors import NodeFailedError, PSError, UnsafeFileError, from_wire
 from zmqps.files import read_kernel
+from zmqps.folder import open_own
 from zmqps.launch.restarts import RESTART, TOKEN, Restarts
 from zmqps.logs.lines import read_message
 from zmqps.net.identity import PROCESS
 from zmqps.net.system.children import UNKNOWN, heed_children
-from zmqps.nodes.files import open_own
 
 LEASH = Path(__file__).with_name("leash.py")
 #: What a node tells its parent instead of its endpoint when it cannot start: this and a JSON object.

@@ -10,8 +10,8 @@ import logging
 from collections.abc import Callable, Sequence
 
 from zmqps.errors import PSError
+from zmqps.keys.keyring import Keys
 from zmqps.launch.processes import Process, describe_exit
-from zmqps.net.keyring import Keys
 from zmqps.nodes.inquiry import report_exit
 
 #: A coordinator that is away, and comes back from its journal, is told when it is back. One that does not answer for so

@@ -21,9 +21,9 @@ from zmq.utils.monitor import recv_monitor_message
 from zmqps.core.protocol.events import Connected, Disconnected, Peer, Unreachable
 from zmqps.core.protocol.limits import PUSH_WINDOW
 from zmqps.errors import ConfigurationError
+from zmqps.keys.curve import secure_dealer
+from zmqps.keys.keyring import Keys
 from zmqps.net.connections import Address, Credentials, address_of, borrowed, end_now, silence
-from zmqps.net.curve import secure_dealer
-from zmqps.net.keyring import Keys
 from zmqps.net.refusals import FAILURES, Refusals
 from zmqps.net.sockets import keep_alive, limit_frames, speak_to
 from zmqps.net.system.names import Dialer, has_name

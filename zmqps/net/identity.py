@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from zmqps import checks
 from zmqps.core.node.member import Identity
-from zmqps.core.protocol.endpoints import is_loopback, is_wildcard, split
+from zmqps.core.protocol.endpoints import check_endpoint, is_loopback, split
 from zmqps.core.protocol.security.keys import KEY_NBYTES, process_of
 from zmqps.errors import ConfigurationError, UnsafeFileError
 from zmqps.files import TEXT_NBYTES, read_file
@@ -119,24 +119,3 @@ def check_bind(endpoint: str, *, insecure: bool, keyed: bool = False) -> None:
             "everything; make some with `zmqps keys create DIR` and pass --keys DIR, bind to 127.0.0.1, or pass "
             "--insecure on a network where you trust everybody"
         )
-
-
-def check_peer(endpoint: object) -> str:
-    """Return an endpoint to connect to; raise `ConfigurationError` for any other."""
-    endpoint = check_endpoint(endpoint)
-    if endpoint.startswith("tcp://"):
-        host, port = split(endpoint)
-        if is_wildcard(host) or not port:
-            raise ConfigurationError(f"{endpoint!r:.200} cannot be connected to; write the coordinator's host and port")
-    return endpoint
-
-
-def check_endpoint(endpoint: object) -> str:
-    """Return an endpoint such as ``tcp://127.0.0.1:5570``; raise `ConfigurationError` for anything else."""
-    if not isinstance(endpoint, str):
-        raise ConfigurationError(
-            f"{checks.shown(endpoint):.60} is not an endpoint; write tcp://HOST:PORT or ipc://PATH"
-        )
-    if not endpoint.startswith("ipc://") or endpoint == "ipc://":
-        split(endpoint)
-    return endpoint

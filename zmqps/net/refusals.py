@@ -16,8 +16,8 @@ import zmq
 
 from zmqps.core.node.throttle import Throttle
 from zmqps.errors import KeyRefusedError
+from zmqps.keys.keyring import Keys
 from zmqps.net.connections import Address, Credentials, receive
-from zmqps.net.keyring import Keys
 
 #: After this many broken handshakes in a row the other end has another key; one may be a node that is ending.
 MAX_BROKEN = 4

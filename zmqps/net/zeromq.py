@@ -16,12 +16,12 @@ from zmqps.core.protocol.events import Disconnected, Peer, Reader, Unreachable
 from zmqps.core.protocol.limits import MAX_BACKLOG_NBYTES
 from zmqps.core.protocol.security.roles import KeyHolder, shut_out
 from zmqps.core.protocol.wire import MAX_FRAME_NBYTES, MAX_FRAMES, MAX_STRANGE_HEADER_NBYTES
+from zmqps.keys.curve import CONTESTED_S, LAST_WORD_S, TAKEN, Gate
+from zmqps.keys.keyring import Keys
 from zmqps.net.backlog import LOOK_NBYTES, MARK_NBYTES, STUCK_S, Backlog, Backlogs, discard_frames, most_waits_for
 from zmqps.net.connections import origin_of
-from zmqps.net.curve import CONTESTED_S, LAST_WORD_S, TAKEN, Gate
 from zmqps.net.dealer import Dealers
 from zmqps.net.door import MAX_RETURNING, MAX_UNREAD_NBYTES, PATIENCE_S, TOO_MUCH, Door
-from zmqps.net.keyring import Keys
 from zmqps.net.putoff import PutOff
 from zmqps.net.sockets import SideDoor, bind_socket, descriptor_of, new_router
 from zmqps.net.system.memory import RESERVE_S, Reserve, keep_freed_memory

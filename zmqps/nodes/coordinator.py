@@ -21,12 +21,12 @@ from zmqps.core.node.member import Identity
 from zmqps.core.protocol.endpoints import join, split
 from zmqps.core.protocol.messages.large import decode_small
 from zmqps.errors import ConfigurationError, counted, listed
+from zmqps.keys.keyring import Keys, load_node_keys
 from zmqps.metrics.endpoint import Source, answering
 from zmqps.metrics.place import MetricsPlace
 from zmqps.net import loops
 from zmqps.net.driver import Driver, run_node
 from zmqps.net.identity import check_bind, new_identity, read_job_secret
-from zmqps.net.keyring import Keys, load_node_keys
 from zmqps.net.system.available import available_nbytes
 from zmqps.net.system.memory import spare_the_collector
 from zmqps.net.zeromq import ZmqTransport

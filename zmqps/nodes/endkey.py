@@ -20,9 +20,9 @@ from typing import IO
 from zmqps.core.protocol.endpoints import host_of, is_loopback
 from zmqps.core.protocol.security.keys import KEY_NBYTES
 from zmqps.errors import UnsafeFileError
+from zmqps.folder import Folder
 from zmqps.net.system.addresses import split
 from zmqps.net.system.host import host_tag
-from zmqps.nodes.files import Folder
 
 SUFFIX = ".key"
 #: A file may be taken for left behind in the moment before it is locked.

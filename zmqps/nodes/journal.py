@@ -29,7 +29,7 @@ from zmqps.core.node.member import Identity
 from zmqps.core.protocol.events import Record
 from zmqps.core.protocol.plain import pack, unpack
 from zmqps.errors import JournalError, ProtocolError
-from zmqps.nodes.files import Folder
+from zmqps.folder import Folder
 from zmqps.nodes.journal_mark import MARK, NEW_MARK, Contents, Mark, Position
 
 #: The file of a journal in its directory, and the one whose lock its coordinator holds.

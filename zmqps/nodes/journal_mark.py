@@ -15,8 +15,8 @@ import os
 import struct
 from dataclasses import dataclass
 
+from zmqps.folder import Folder
 from zmqps.net.system.host import boot
-from zmqps.nodes.files import Folder
 
 #: The file, and its name while it is written.
 MARK, NEW_MARK = "coordinator.mark", "coordinator.mark.new"

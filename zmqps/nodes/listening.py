@@ -8,8 +8,8 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from zmqps.core.protocol.endpoints import check_endpoint
 from zmqps.errors import AddressInUseError, ConfigurationError, UnresolvedNameError
-from zmqps.net.identity import check_endpoint
 from zmqps.net.system.addresses import (
     LOOPBACK,
     address_of_interface,

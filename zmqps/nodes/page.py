@@ -17,8 +17,8 @@ from typing import Any
 from zmqps.core.protocol.endpoints import MAX_PORT, host_of, is_loopback, is_wildcard, split
 from zmqps.core.protocol.messages import Watch
 from zmqps.errors import AddressInUseError, ConfigurationError, UnsafeFileError
+from zmqps.folder import Folder
 from zmqps.net.system.host import host_tag
-from zmqps.nodes.files import Folder
 from zmqps.nodes.journal import PAGE
 from zmqps.page.feed import asking
 from zmqps.page.serving import PageServer, open_page, url_of

@@ -24,6 +24,7 @@ from zmqps.core.node.tracing import trace
 from zmqps.core.protocol import exits
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.encoding import check_for_values
+from zmqps.core.protocol.endpoints import check_endpoint
 from zmqps.core.protocol.messages.large import decode_but_assign
 from zmqps.core.protocol.wire import data_header_nbytes
 from zmqps.core.server.admission import Room, admit, required_nbytes
@@ -41,12 +42,12 @@ from zmqps.core.treatments import make_treatment
 from zmqps.gpu.device import Device, open_device, parse
 from zmqps.gpu.rows import warm_up as warm_up_device_rows
 from zmqps.gpu.staging import DeviceMemory, Streams, device_memory
+from zmqps.keys.keyring import load_node_keys
 from zmqps.metrics.endpoint import Source, answering
 from zmqps.metrics.place import MetricsPlace
 from zmqps.net import loops
 from zmqps.net.driver import Driver, run_node
-from zmqps.net.identity import check_bind, check_endpoint, new_identity, read_job_secret
-from zmqps.net.keyring import load_node_keys
+from zmqps.net.identity import check_bind, new_identity, read_job_secret
 from zmqps.net.lane.shm import LaneTransport
 from zmqps.net.routes import new_local_endpoint
 from zmqps.net.system.available import available_nbytes, total_nbytes

@@ -10,11 +10,12 @@ from zmqps import checks
 from zmqps.core.node.inquiry import Inquiry
 from zmqps.core.node.tracer import TraceKey, Tracer
 from zmqps.core.node.tracing import LONGEST_S, MAX_RING_NBYTES
+from zmqps.core.protocol.endpoints import check_endpoint
 from zmqps.core.protocol.messages.hello import MAX_JOB_NAME_CHARS
 from zmqps.core.protocol.messages.tracing import TraceState
 from zmqps.core.protocol.security.keys import KEY_NBYTES
-from zmqps.net.identity import check_endpoint, read_job_secret
-from zmqps.net.keyring import Keys
+from zmqps.keys.keyring import Keys
+from zmqps.net.identity import read_job_secret
 from zmqps.nodes.endkey import find_end_key
 from zmqps.nodes.inquiry import ask, run_blocking
 from zmqps.trace.live import assemble

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from zmqps.errors import printable
-from zmqps.nodes.files import Folder
+from zmqps.folder import Folder
 
 #: What is read of the end of a log.
 TAIL_NBYTES = 64 << 10

@@ -13,9 +13,9 @@ from tests.pace import allow
 from zmqps.cli.running.follow import FollowedLog, Wakeup, generations, is_log, logs_in
 from zmqps.cli.running.output import OLDER_LOGS, LogFile
 from zmqps.errors import UnsafeFileError
+from zmqps.folder import Folder
 from zmqps.launch.processes import tail
 from zmqps.logs.lines import read_entry, read_message
-from zmqps.nodes.files import Folder
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.nodes.test_files import NOBODY, as_root, plant_link, plant_name, plant_pipe
+from tests.test_folder import NOBODY, as_root, plant_link, plant_name, plant_pipe
 from zmqps.cli.running.state import Claim, State, read_state, state_path
 from zmqps.core.protocol import exits
 from zmqps.errors import UnsafeFileError

@@ -22,6 +22,7 @@ from zmqps.cli.running.state import Claim, State, state_path
 from zmqps.core.protocol import exits
 from zmqps.core.protocol.endpoints import is_loopback, join
 from zmqps.errors import DeadlineError, NodeFailedError, PSError, counted, listed
+from zmqps.folder import Folder
 from zmqps.keys import create
 from zmqps.launch.code import Code, rsync_missing
 from zmqps.launch.config import GRACE_S, ClusterConfig
@@ -35,7 +36,6 @@ from zmqps.launch.remote import RemoteHost, RemoteProcess
 from zmqps.launch.restarts import Restarts, failed
 from zmqps.logs.handler import VARIABLE as LOG_NODE
 from zmqps.net.system.signals import answered
-from zmqps.nodes.files import Folder
 
 #: A code that says how a process was ended by a signal begins here, as shells have it.
 SIGNALLED = 128

@@ -12,8 +12,8 @@ import stat
 from collections.abc import Iterator
 from typing import BinaryIO
 
+from zmqps.folder import Folder
 from zmqps.logs.lines import Lines
-from zmqps.nodes.files import Folder
 
 SUFFIX = ".log"
 CHUNK_NBYTES = 64 << 10

@@ -16,6 +16,7 @@ from typing import IO, TextIO
 
 from zmqps.cli.running.streams import make_legible
 from zmqps.errors import PSError, counted, printable
+from zmqps.folder import Folder
 from zmqps.logs.lines import (
     MAX_LINE_NBYTES,
     NAME_WIDTH,
@@ -28,7 +29,6 @@ from zmqps.logs.lines import (
     without_known,
     write_line,
 )
-from zmqps.nodes.files import Folder
 
 COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_yellow", "bright_blue")
 #: Lines the terminal may lag behind before some are left out there; the files have them all.

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, Self
 
 from zmqps.errors import ConfigurationError
+from zmqps.folder import Folder
 from zmqps.net.system.host import host_tag
-from zmqps.nodes.files import Folder
 
 FOLDER, FILE = ".zmqps", "cluster.json"
 #: A state is a few hundred bytes; more is not one.

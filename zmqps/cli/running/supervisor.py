@@ -18,6 +18,7 @@ from zmqps.cli.running.state import Claim, State
 from zmqps.core.coordinator.members.places import FINISHED
 from zmqps.core.protocol import exits
 from zmqps.errors import PSError, counted, listed
+from zmqps.folder import Folder
 from zmqps.gpu.pinning import pin
 from zmqps.launch.config import GRACE_S, ClusterConfig
 from zmqps.launch.handout import worker_keys
@@ -36,7 +37,6 @@ from zmqps.launch.reports import Reports
 from zmqps.launch.restarts import DRAIN_TIMEOUT_S, RESTART_S, RESTARTS, Restarts, failed
 from zmqps.logs.handler import VARIABLE as LOG_NODE
 from zmqps.net.system.signals import answered
-from zmqps.nodes.files import Folder
 from zmqps.nodes.inquiry import inquire
 from zmqps.nodes.journal import FILE, forget_journal
 from zmqps.nodes.page import read_page

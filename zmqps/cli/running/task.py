@@ -21,6 +21,7 @@ import zmqps
 from zmqps.cli.running.output import LogFile, Pump, Terminal
 from zmqps.core.protocol import exits
 from zmqps.errors import PSError, ShutdownError, listed
+from zmqps.folder import Folder
 from zmqps.keys import Keys, load_node_keys
 from zmqps.launch.config import GRACE_S, ClusterConfig
 from zmqps.launch.handout import worker_keys
@@ -43,7 +44,6 @@ from zmqps.launch.reports import Reports
 from zmqps.launch.restarts import DRAIN_TIMEOUT_S, Restarts, failed
 from zmqps.logs.handler import VARIABLE as LOG_NODE
 from zmqps.net.system.signals import answered
-from zmqps.nodes.files import Folder
 from zmqps.nodes.inquiry import inquire
 
 #: How often a task looks whether the others are still there.

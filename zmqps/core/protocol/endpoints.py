@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
+from zmqps import checks
 from zmqps.errors import ConfigurationError
 
 MAX_PORT = (1 << 16) - 1
@@ -114,3 +115,24 @@ def parse_ports(text: str) -> range:
             f"ports={text!r:.60}: write the lower port first, both of them 1 to {MAX_PORT}, at most {MAX_PORTS} in all"
         )
     return range(low, high + 1)
+
+
+def check_peer(endpoint: object) -> str:
+    """Return an endpoint to connect to; raise `ConfigurationError` for any other."""
+    endpoint = check_endpoint(endpoint)
+    if endpoint.startswith("tcp://"):
+        host, port = split(endpoint)
+        if is_wildcard(host) or not port:
+            raise ConfigurationError(f"{endpoint!r:.200} cannot be connected to; write the coordinator's host and port")
+    return endpoint
+
+
+def check_endpoint(endpoint: object) -> str:
+    """Return an endpoint such as ``tcp://127.0.0.1:5570``; raise `ConfigurationError` for anything else."""
+    if not isinstance(endpoint, str):
+        raise ConfigurationError(
+            f"{checks.shown(endpoint):.60} is not an endpoint; write tcp://HOST:PORT or ipc://PATH"
+        )
+    if not endpoint.startswith("ipc://") or endpoint == "ipc://":
+        split(endpoint)
+    return endpoint

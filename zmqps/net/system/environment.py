@@ -6,8 +6,8 @@ import json
 import re
 from collections.abc import Callable, Mapping
 
+from zmqps.core.protocol.endpoints import check_peer
 from zmqps.errors import ConfigurationError
-from zmqps.net.identity import check_peer
 from zmqps.net.system.tasks import DEFAULT_PORT, find
 
 #: Variables of torchrun.

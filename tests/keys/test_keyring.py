@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from zmqps import keys
 from zmqps.errors import ConfigurationError, PSError, UnsafeFileError
-from zmqps.net.keyring import Keys, find_keys, load_node_keys, read_entries
+from zmqps.keys.keyring import Keys, find_keys, load_node_keys, read_entries
 
 ADDRESS = "tcp://10.0.0.1:5570"
 KING = "[[key]]\nname='a'\nrole='king'\npublic='x'\nmade=2026-01-01T00:00:00Z"

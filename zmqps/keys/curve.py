@@ -21,7 +21,7 @@ from zmqps.core.node.throttle import Throttle
 from zmqps.core.protocol.events import Peer
 from zmqps.core.protocol.security.roles import KeyHolder
 from zmqps.errors import ConfigurationError, PSError
-from zmqps.net.keyring import Entry, Keys, Pair, read_entries, version_of
+from zmqps.keys.keyring import Entry, Keys, Pair, read_entries, version_of
 
 #: Seconds between two checks of the list of keys: a revoked one is refused within a second.
 WATCH_S = 0.5

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from zmqps.errors import ConfigurationError, UnsafeFileError
-from zmqps.nodes.files import Folder
+from zmqps.folder import Folder
 
 NOBODY = 65534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")

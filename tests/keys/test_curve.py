@@ -16,9 +16,9 @@ from zmq.utils.monitor import recv_monitor_message
 from tests.pace import allow
 from zmqps import keys
 from zmqps.errors import ConfigurationError
-from zmqps.net import curve
-from zmqps.net.curve import DOMAIN, Gate, secure_dealer
-from zmqps.net.keyring import AUTHORIZED, Entry, Keys, load_node_keys
+from zmqps.keys import curve
+from zmqps.keys.curve import DOMAIN, Gate, secure_dealer
+from zmqps.keys.keyring import AUTHORIZED, Entry, Keys, load_node_keys
 
 PATIENCE = allow(20.0)
 #: So often the list is looked at while nothing may be said about it again.

@@ -1,8 +1,6 @@
-"""Keys of a cluster: made, handed out as tokens, rotated and revoked.
+"""A directory of keys: made, handed out as tokens, rotated and revoked.
 
-A cluster that other hosts can reach has keys. `create` makes a directory of them for its nodes, `token` the one string
-that a process needs to join it. Nodes read the list of keys again whenever it changes, so all of this works while they
-run. docs/security.md says what keys protect, and what they do not.
+Nodes read the list of keys again whenever it changes, so all of this works while they run.
 """
 
 from __future__ import annotations
@@ -16,11 +14,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from zmqps import checks
+from zmqps.core.protocol.endpoints import check_peer
 from zmqps.core.protocol.security.roles import KEY_ROLES
 from zmqps.errors import ConfigurationError
-from zmqps.net.curve import new_pair
-from zmqps.net.identity import check_peer
-from zmqps.net.keyring import (
+from zmqps.folder import Folder
+from zmqps.keys.curve import new_pair
+from zmqps.keys.keyring import (
     AUTHORIZED,
     CLUSTER_PUBLIC,
     CLUSTER_SECRET,
@@ -29,17 +28,9 @@ from zmqps.net.keyring import (
     Keys,
     Pair,
     check_name,
-    find_keys,
-    load_node_keys,
     moment,
     read_entries,
 )
-from zmqps.nodes.files import Folder
-
-__all__ = [
-    "KEY_ROLES", "Entry", "Keys", "Pair", "create", "entries", "find_keys", "load_node_keys", "moment", "revoke",
-    "rotate", "token",
-]  # fmt: skip
 
 #: For so long the old keys go on to open after they were rotated.
 GRACE_S = 3600.0
