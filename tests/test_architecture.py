@@ -85,12 +85,13 @@ ROOMS: dict[str, dict[str, str]] = {
         "worker": "errors checks codecs optim core/protocol core/treatments core/job core/worker client combine",
         "aio": "errors checks client codecs core/job core/worker worker",
         "local": "errors checks core/protocol worker",
+        "workers": "errors checks launch worker",
         "ray": "errors extras checks core/protocol core/coordinator keys launch",
         "jax": "errors extras optim client worker",
         "torch": "errors extras checks codecs optim rows core/treatments checkpoint client worker",
         "keras": "errors extras checks optim client worker",
         "zmqps": "errors codecs optim core/worker client checkpoint keys launch data initial stale pipeline worker aio "
-        "local",
+        "local workers",
         "cli": "errors folder extras files logs core/protocol core/coordinator net gpu trace checkpoint metrics nodes "
         "keys launch doctor top zmqps",
         "__main__": "cli",
@@ -211,6 +212,7 @@ ONLY_IN = {
     "wandb": {"zmqps/sinks/wandb.py"},
     "prometheus_client": {"zmqps/metrics/text.py"},
     "opentelemetry": {"zmqps/trace/otel.py"},
+    "multiprocessing": {"zmqps/workers.py"},  # it pickles what goes to its own children, and comes from them
     # workers take tensors as arrays; what knows of modules and optimizers is an extra
     "torch": {
         "zmqps/checkpoint/torch_state.py",
@@ -282,6 +284,7 @@ ON_TOP = {
         "stale",
         "words",
         "worker",
+        "workers",
     ),
 }
 

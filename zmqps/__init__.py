@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from zmqps.errors import PSError
     from zmqps.launch.cluster import LocalCluster
     from zmqps.worker import Worker, connect, drain_on
+    from zmqps.workers import run
 
 __version__ = "0.1.0"
 
@@ -50,6 +51,7 @@ __all__ = [
     "optim",
     "pipeline",
     "row_cache",
+    "run",
     "stale",
     "table",
 ]
@@ -73,10 +75,11 @@ _HOMES = {
     "drain_on": "zmqps.worker",
     "load": "zmqps.checkpoint.load",
     "row_cache": "zmqps.client.sparse.cache_options",
+    "run": "zmqps.workers",
     "table": "zmqps.client.sparse.tables",
 }
 #: With which a script begins: from then on its uncaught errors are shown without the frames of zmqps.
-_BEGINNINGS = ("LocalCluster", "connect")
+_BEGINNINGS = ("LocalCluster", "connect", "run")
 _MODULES = (
     "aio",
     "checkpoint",

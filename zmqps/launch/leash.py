@@ -17,13 +17,18 @@ NOT_FOUND = 127  # as shells have it
 PROCESS = "ZMQPS_PROCESS"  # as in `zmqps.net.identity`, which cannot be imported here
 
 
-def main() -> None:
-    """Replace this process by the command, on the leash."""
-    parent, command = int(sys.argv[1]), sys.argv[2:]
+def put_on(parent: int) -> None:
+    """End this process with its parent, which has this process id."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:  # it ended before the leash was on
             sys.exit(NOT_FOUND)
+
+
+def main() -> None:
+    """Replace this process by the command, on the leash."""
+    parent, command = int(sys.argv[1]), sys.argv[2:]
+    put_on(parent)
     if PROCESS in os.environ:  # this process group ends with it
         os.environ[PROCESS] += f":{os.getpid()}"
     try:
