@@ -39,7 +39,7 @@ def _message(row: Row) -> str:
 
 
 def _roles(roles: frozenset[str]) -> str:
-    return "anybody" if STRANGER in roles else ", ".join(role for role in ORDER if role in roles)
+    return "any peer" if STRANGER in roles else ", ".join(role for role in ORDER if role in roles)
 
 
 if __name__ == "__main__":

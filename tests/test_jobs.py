@@ -79,7 +79,7 @@ def test_two_jobs_train_at_once_and_a_name_is_used_again_with_another_model(
             one.init({"other": np.full((2, 2), 7.0)}, optimizer=zmqps.optim.adam(0.1), mode="async")
             np.testing.assert_array_equal(one.pull()["other"], np.full((2, 2), 7.0))
             one.finish()
-    assert "job 'one' begins anew from the initial values given" in caplog.text
+    assert "job 'one' starts again from the initial values given" in caplog.text
 
 
 @pytest.mark.processes
@@ -270,7 +270,7 @@ def test_a_stranger_ends_no_job_and_the_user_of_the_coordinator_does(tmp_path, m
                 assert answer.code == zmqps.IdentityError.code
             with monkeypatch.context() as elsewhere:
                 elsewhere.setattr(tempfile, "tempdir", str(tmp_path))
-                with pytest.raises(zmqps.IdentityError, match="only the user who runs the coordinator may end jobs"):
+                with pytest.raises(zmqps.IdentityError, match="only the coordinator's own user may end jobs"):
                     end_job(cluster.address, "default")
             worker.push(ones(4))
             keys = Path(tempfile.gettempdir(), f"zmqps-{os.geteuid()}")

@@ -141,10 +141,10 @@ def test_stacks_are_those_of_the_chosen_node() -> None:
 
 def test_a_question_that_is_refused_is_answered_with_why() -> None:
     asked = Asked()
-    asked.error = IdentityError("only the user who runs the coordinator may")
+    asked.error = IdentityError("only the coordinator's own user may")
 
     async def test(app: Top, pilot: Pilot[None]) -> None:
-        assert "only the user who runs the coordinator may" in await press(app, pilot, "s")
+        assert "only the coordinator's own user may" in await press(app, pilot, "s")
 
     run(asked, test)
 

@@ -303,5 +303,5 @@ def test_the_only_table_of_a_job_needs_no_name(tmp_path: Path) -> None:
 
 def test_a_parameter_is_not_named_as_the_rows_of_a_table() -> None:
     parameter = Parameter("items.values", (3,), "float32")
-    with pytest.raises(ConfigurationError, match="stands for the table's rows"):
+    with pytest.raises(ConfigurationError, match="means the table's rows"):
         JobSpec(parameters=(parameter,), optimizer=optim.sgd(1.0).to_wire(), mode="async", tables=(spec_of("items"),))

@@ -160,7 +160,7 @@ def test_only_who_knows_the_end_key_ends_a_job_of_a_cluster_without_a_job_secret
     ):
         (refused,) = sent(coordinator.take("anybody", m.EndJob(3, "default", nonce, guard)), m.Error)
         assert refused.code == IdentityError.code
-        assert "only the user who runs the coordinator may end jobs" in refused.text
+        assert "only the coordinator's own user may end jobs" in refused.text
     assert coordinator.run().state == "training"
     (answer,) = sent(coordinator.take("anybody", proved(key, m.EndJob(4, "default", nonce))), m.JobEnded)
     assert answer.text == "job 'default' has ended"

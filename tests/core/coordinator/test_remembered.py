@@ -29,7 +29,7 @@ def test_members_say_who_they_are_again_and_keep_their_ranks() -> None:
     kept = training()
     ranks = {got.hello.name: got.rank for got in kept.machine.membership.members.values()}
     told = kept.back()
-    assert "is back with 4 members and 1 job from its journal; who is not here again in" in logged(told)
+    assert "is back with 4 members and 1 job from its journal; a member that does not return within" in logged(told)
     assert {got.hello.name: got.rank for got in kept.machine.membership.members.values()} == ranks
     actions = kept.come_back("w1", "s0", "w0", "s1")
     assert [got.rank for got in sent(actions, m.Welcome)] == [ranks[name] for name in ("w1", "s0", "w0", "s1")]

@@ -316,7 +316,7 @@ def test_a_worker_that_comes_alone_to_an_idle_job_with_another_model_replaces_it
     done = begin(coordinator, "default", spec=SYNC)
     (answer,) = sent(done, m.Job)
     assert answer.job == SYNC.to_wire()
-    assert answer.note.startswith("the job 'default' begins anew from the initial values given; the one before: left")
+    assert answer.note.startswith("the job 'default' starts again from the initial values given; the one before: left")
     assert coordinator.run().attendance.num_joined == 1
 
 
@@ -480,7 +480,7 @@ def test_a_name_that_is_used_again_begins_another_job_and_says_how_the_one_befor
     assert sent(coordinator.ready("s0", epoch=1), m.Job) == [], "what is said of the old one is of no use"
     (answer,) = sent(begin(coordinator, "default", spec=SYNC), m.Job)
     assert answer.note == (
-        "the job 'default' begins anew from the initial values given; the one before: its workers have finished"
+        "the job 'default' starts again from the initial values given; the one before: its workers have finished"
     )
     assert [got.note for got in sent(coordinator.attach("w2", SYNC), m.Job)] == [""], "it has given no values"
     coordinator.attach("w3.x", ASYNC)

@@ -21,12 +21,12 @@ def test_a_coordinator_that_ends_during_a_trace_is_given_up() -> None:
         actions = tracer.on_deadline(now)
         tracer.validate()
         if any(isinstance(action, Look) for action in actions):
-            tracer.handle(Looked(COORDINATOR, "nobody listens at that port"), now)
+            tracer.handle(Looked(COORDINATOR, "no process listens at that port"), now)
     assert 5.0 <= now < 7.0
     assert isinstance(tracer.error, DeadlineError)
     assert str(tracer.error) == (
         "trace timed out after 5.0 s, waiting for the coordinator at tcp://c:1 to hand out what was recorded "
-        "(nobody listens at that port)"
+        "(no process listens at that port)"
     )
     assert tracer.next_deadline() is None
 

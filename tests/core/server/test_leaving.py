@@ -78,7 +78,7 @@ def test_where_nobody_can_take_it_it_ends_and_says_so() -> None:
 
 
 def test_one_that_was_not_asked_to_end_stays_or_goes_as_it_is_told() -> None:
-    stays = Server().told(DrainState.STAYS, "somebody asked it to stay")
+    stays = Server().told(DrainState.STAYS, "it was asked to stay")
     assert exits_of(stays) == []
     assert "stays" in logged(stays)
     gone = Server().told(DrainState.GONE, "nothing is left")

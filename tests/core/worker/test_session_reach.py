@@ -25,7 +25,7 @@ from zmqps.errors import (
     WrongPeerError,
 )
 
-REFUSED = "nobody listens at that port (connection refused)"
+REFUSED = "no process listens at that port (connection refused)"
 
 
 def looks(actions: list[Action]) -> list[tuple[bytes, str]]:

@@ -203,7 +203,7 @@ class CoordinatorMachine(CoordinatorKernel[JobRun]):
 
     def loss_advice(self, there: Sequence[JobRun]) -> str:
         if any(run.fallback.active for run in there):
-            return "what nobody else has goes back to a checkpoint"
+            return "shards without another copy go back to a checkpoint"
         begun = any(run.startup.ready for run in there)
         return "its backups take over" if begun else super().loss_advice(there)
 

@@ -62,8 +62,10 @@ class Openings:
         if large.cls in AT_ONCE.get(role, ()):
             return large.opened()
         if large.cls not in ASIDE.get(role, ()):
-            who = "somebody who has not joined" if member is None else member.title
-            raise ProtocolError(f"the coordinator takes no {large.cls.__name__} of {large.nbytes:,} bytes from {who}")
+            sender = "a peer that has not joined" if member is None else member.title
+            raise ProtocolError(
+                f"the coordinator takes no {large.cls.__name__} of {large.nbytes:,} bytes from {sender}"
+            )
         if member is not None:
             self._membership.heard(member, now)
             if (known := self._runs[member.job].startup.known(large)) is not None:

@@ -4,10 +4,10 @@
 key                 journaled state
 ==================  ====================================================================================
 ``cluster``         the next epoch, and how the cluster is ending
-``member/WHO``      the facts in a member's `Hello`; a server's rank
-``answers/WHO``     the answers that it may request again
-``noted/WHO``       how much of what its script logs has arrived
-``barred/WHO``      why an incarnation may not come back
+``member/ID``       the facts in a member's `Hello`; a server's rank
+``answers/ID``      the answers that it may request again
+``noted/ID``        how much of what its script logs has arrived
+``barred/ID``       why an incarnation may not come back
 ``job/NAME``        a job's members, with ranks; which count, were lost, have begun
 ``spec/NAME``       what is trained, and its placement
 ``start/NAME``      the progress of its start, and which members know the servers
@@ -17,13 +17,13 @@ key                 journaled state
 ``step/NAME``       the step, unconfirmed commits, clocks; which gradients of whom counted
 ``data/NAME/SET``   which ranges of a data set are done, and which worker has which
 ``ended/NAME``      how a job has ended
-``erase/WHO``       what a server must erase, and has not confirmed
-``recut/NAME``      shards that are divided again, and which members do not use them yet
+``erase/ID``        what a server must erase, and has not confirmed
+``recut/NAME``      a recut of the shards, and which members do not use its result yet
 ``drains``          which servers are draining, and the remaining number
 ``scale``           the requested number of servers for jobs, and which clients wait for it
 ==================  ====================================================================================
 
-Requests waiting for an answer are not journaled: they are repeated. ``WHO`` is an incarnation in hex. The name of a job
+Requests waiting for an answer are not journaled: they are repeated. ``ID`` is an incarnation in hex. The name of a job
 is preceded by its length, so that its slashes cannot be confused with the one before a data set's.
 """
 

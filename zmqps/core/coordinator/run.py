@@ -118,7 +118,9 @@ class JobRun(JobKernel):
     def take(self, member: MemberInfo, message: m.Take, now: float) -> list[Action]:
         """A worker requests a range of a data set."""
         if self.startup.job is not None and self.startup.job.deterministic:
-            raise ConfigurationError("who takes which range depends on who asks first: use zmqps.data.split")
+            raise ConfigurationError(
+                "the order of requests decides which worker takes which range: use zmqps.data.split"
+            )
         if member.incarnation not in self.attendance.here:
             DataSpec.of(message)  # a spare's bad request is refused at once, too
             brief = replace(message, shuffle=tuple(message.shuffle[:1]), done=tuple(message.done[:3]))

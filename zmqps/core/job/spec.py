@@ -231,7 +231,7 @@ class JobSpec:
             if taken:
                 raise ConfigurationError(
                     f"a parameter or table named {taken.pop()!r} goes with no table named {table.name!r}: in a "
-                    "checkpoint the name stands for the table's rows"
+                    "checkpoint that name means the table's rows"
                 )
         if self.retain:
             raise ConfigurationError("older versions of tables are not kept: leave out retain, or the tables")

@@ -39,7 +39,7 @@ class Launched:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity(Launched):
-    """Who this process is, for `Hello`."""
+    """The identity of this process, for `Hello`."""
 
     role: str
     incarnation: bytes

@@ -108,7 +108,7 @@ OF_NODES: tuple[Figure, ...] = (
     _gauge("rows", "table_rows", J, "Rows of a sparse table on a server.", TABLE),
     _gauge("row_nbytes", "table_bytes", J, "Memory of a sparse table on a server.", TABLE),
     _counter("rows_refused", "table_refused_rows", J, "New rows for which a table had no room.", TABLE),
-    _counter("rows_expired", "table_expired_rows", J, "Rows removed because nobody had touched them for long.", TABLE),
+    _counter("rows_expired", "table_expired_rows", J, "Rows removed because they were not touched for long.", TABLE),
     _histogram("step_seconds", "step_seconds", W, "Seconds from one step of a worker to the next."),
     _histogram("staleness", "staleness_updates", W, "Updates by others between a read and its push."),
 )

@@ -41,7 +41,7 @@ class Borrowed(np.ndarray[Any, np.dtype[np.uint8]]):
 class OwnMemory:
     """A copy of borrowed memory that is made where, and when, this process writes to it.
 
-    It returns the loans when nobody refers to it any more.
+    It returns the loans once it is garbage-collected.
 
     Attributes
     ----------

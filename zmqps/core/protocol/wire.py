@@ -48,11 +48,11 @@ MAX_INIT_HEADER_NBYTES = 6 << 20
 MAX_DATA_HEADER_NBYTES = 2 << 20
 #: Of messages with a list of workers, or with counters or facts.
 MAX_LIST_HEADER_NBYTES = 1 << 20
-#: Of all others: their longest text fits.
+#: Of all other messages: their longest text fits.
 MAX_SHORT_HEADER_NBYTES = 64 << 10
-#: Of what is taken from a connection before it has said who it is.
+#: Of a message on a connection whose peer has not said `Hello` yet.
 MAX_STRANGE_HEADER_NBYTES = 4 << 10
-#: What a large header is decoded to takes at most about this many times its bytes: parts, which are lists of small
+#: A large header decodes to at most about this many times its bytes: parts, which are lists of small
 #: numbers, take 33 times.
 MAX_GROWTH = 40
 #: First byte of a msgpack object -> bytes that it takes at most once it is decoded, for those that take much of little.
@@ -62,8 +62,8 @@ _COSTS[0x90:0xA0] = 72  # a list
 _COSTS[0xDC:0xDE] = 72  # the same with lengths of their own
 _COSTS[0xDE:0xE0] = 240
 _COSTS[0xE0:] = 36  # a negative integer
-#: Above 32 MiB malloc maps and faults every buffer anew (measured 3 times slower), so no sender of
-#: ours comes near it.
+#: Above 32 MiB malloc maps and faults every buffer again (measured: 3 times slower), so no sender of zmqps
+#: comes near it.
 MAX_FRAME_NBYTES = 64 << 20
 #: An atomic push sends a shard as one message: 4 MiB frames of a 16 GiB shard.
 MAX_FRAMES = 4096
@@ -122,7 +122,7 @@ def _incarnation(value: Any) -> Any:
 
 def _key(value: Any) -> Any:
     if type(value) is not bytes or len(value) not in (0, KEY_NBYTES):
-        raise ProtocolError(f"a key has {KEY_NBYTES} bytes, or none")  # and is shown to nobody
+        raise ProtocolError(f"a key has {KEY_NBYTES} bytes, or none")  # its value is never shown
     return value
 
 
@@ -438,10 +438,10 @@ def _counter(most: int) -> Callable[[dict[Any, Any]], dict[Any, Any]]:
 
 @contextlib.contextmanager
 def uncollected() -> Iterator[None]:
-    """Let nobody look for circles among the many objects that are made here.
+    """Pause the garbage collector, which would look for cycles among the many objects created here.
 
-    The collector would walk all of them again and again, five times the time, with all threads waiting; and there are
-    no circles among them.
+    It would walk all of them again and again, five times the time, with all threads waiting; and there are no cycles
+    among them.
     """
     if not gc.isenabled():
         yield

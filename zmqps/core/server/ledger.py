@@ -90,7 +90,7 @@ class Past:
     Parameters
     ----------
     key
-        A secret from members: an incarnation is chosen by its owner, who must not be able to imitate another's bits.
+        A secret from members: an incarnation is chosen by its member, which must not be able to imitate another's bits.
     """
 
     def __init__(self, key: bytes) -> None:

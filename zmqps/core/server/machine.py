@@ -56,7 +56,7 @@ from zmqps.errors import (
     listed,
 )
 
-#: What happens to a connection, whoever has opened it.
+#: Events of a connection, whichever end opened it.
 OF_CONNECTIONS = (Connected, Disconnected, Looked, Unreachable)
 
 
@@ -68,7 +68,7 @@ class ServerKernel:
 
     def __init__(
         self,
-        identity: Identity,  # who this server is; ``endpoint`` is where workers reach it
+        identity: Identity,  # of this server; ``endpoint`` is where workers reach it
         coordinator: str,  # the coordinator's endpoint
     ) -> None:
         self.member = Member(identity, coordinator, self.counters)
@@ -100,7 +100,7 @@ class ServerKernel:
 
     @property
     def title(self) -> str:
-        """Who this server is, for errors."""
+        """The name of this server in errors."""
         return self.member.title
 
     def start(self, now: float) -> list[Action]:
@@ -274,7 +274,7 @@ class ServerKernel:
     # --- requests ------------------------------------------------------------------------------
 
     def from_client(self, event: Received, message: m.Message) -> list[Action]:
-        """Take a message of somebody who is not the coordinator.
+        """Handle a message of a peer that is not the coordinator.
 
         Raises
         ------
@@ -293,7 +293,7 @@ class ServerKernel:
         raise ProtocolError(f"this server takes no {type(message).__name__}")
 
     def _from_stranger(self, event: Received, message: m.Message) -> list[Action]:
-        """Take what comes over a connection on which nobody has shown a ticket; but for that, keep nothing."""
+        """Handle a message on a connection that has shown no ticket; unless it is one, keep nothing."""
         if (take := self.handlers.links.get(event.peer)) is not None:
             return take(event, self.now)
         if isinstance(message, m.Hello):
@@ -402,7 +402,7 @@ class ServerKernel:
         return self.park(client, tenant, message, part.awaited(message))
 
     def park(self, client: Client, tenant: Tenant, message: AnyPull, awaits: Sequence[Awaited]) -> list[Action]:
-        """Keep a pull until its version has come. Where there is no room, who has most parked pays for it."""
+        """Park a pull until its version has arrived. If there is no room, the client with the most loses one."""
         who, nbytes, parked = client.hello.incarnation, nbytes_of(message), tenant.parked
         parked.remove(who, message.request)  # asked again
         parked.check_room(who, nbytes)
@@ -460,7 +460,7 @@ class ServerKernel:
         codec = None
         if codec_text != RAW:
             codec = part.codec(message, codec_text, sum([array.nbytes for pieces in parts for array in pieces]))
-        # the same of a version for everybody, however often and in whatever order they ask
+        # the same for a version whichever client asks, however often and in whatever order
         seed = versions[0] << 32 | message.parts[0][0] if versions else 0
         out = shard.memory.send(codec, parts, seed, readers)
         if shard.dense.remembers_reads:  # not before: what cannot be sent has not been read
@@ -496,7 +496,7 @@ class ServerKernel:
     def failed(self, peer: Peer, message: m.Message, error: Exception) -> list[Action]:
         """Answer a request that has failed, and changed nothing."""
         of_leader = isinstance(message, m.Hello) and message.role == "server"
-        # what is taken, and is no request, is about a copy: the copy's number stands in the error
+        # what is taken, and is no request, is about a copy: the error carries the copy's number
         taken = peer == COORDINATOR or type(message) in self.handlers.requests
         of_copy = of_leader or (taken and not hasattr(message, "request"))
         number = getattr(message, "epoch" if of_copy else "request", 0)
@@ -504,8 +504,10 @@ class ServerKernel:
             error = as_error(self.member.identity.name, message, error)
         assert isinstance(error, PSError)
         if of_leader and isinstance(error, JobError | StaleEpochError):
-            return [Send(peer, m.Error.of(number, error))]  # it was told of this copy before we were, and asks again
-        if isinstance(error, DeposedError) and not of_copy:  # a shard has moved: nobody has done anything wrong
+            return [
+                Send(peer, m.Error.of(number, error))
+            ]  # it heard of this copy before this server did, and asks again
+        if isinstance(error, DeposedError) and not of_copy:  # a shard has moved: no peer is at fault
             return [Send(peer, m.Error.of(number, error))]
         actions = self.refuse(peer, number, error)
         tenant = self.tenants.get(getattr(message, "epoch", 0))

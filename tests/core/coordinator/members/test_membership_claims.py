@@ -109,7 +109,7 @@ def test_one_that_dies_again_before_it_has_begun_is_missed() -> None:
     coordinator = trained("w0", "w1")
     back(coordinator, "w1")
     loses(coordinator, "w1", living=("s0", "w0"))
-    assert "worker 1 (w1, host, pid 7) was lost, and nobody came instead" in coordinator.run().losses.text
+    assert "worker 1 (w1, host, pid 7) was lost, and none came instead" in coordinator.run().losses.text
 
 
 def test_a_synchronous_step_goes_on_without_the_old_life_and_waits_for_the_new_one() -> None:

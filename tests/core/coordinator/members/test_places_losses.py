@@ -34,7 +34,7 @@ def test_a_job_that_was_finished_without_a_lost_worker_is_no_success(workers: in
     code, reason = end_of(coordinator, "w0")
     assert code == exits.WORKERS_FAILED
     assert reason == (
-        "the job is finished, but worker 1 (w1, host, pid 7) was lost, and nobody came instead: its part of the data "
+        "the job is finished, but worker 1 (w1, host, pid 7) was lost, and none came instead: its part of the data "
         "may be unused"
     )
     (ended,) = coordinator.machine.status(0.0)["ended"]
@@ -116,4 +116,4 @@ def test_of_many_a_few_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     losses = coordinator.run().losses
     assert len(losses) == 4
     assert losses.text.count("pid 7") == module.MOST_NAMED
-    assert losses.text.endswith("and 1 more were lost, and nobody came instead")
+    assert losses.text.endswith("and 1 more were lost, and none came instead")

@@ -238,7 +238,7 @@ def test_a_restart_that_has_taken_anothers_place_does_not_make_good_for_its_own_
     coordinator.take("w9", replace(hello("worker", "w9"), name="w0"))
     coordinator.init("w9", replace(SYNC, workers=3))
     lose(coordinator, "s0", "w0", "w2", "w9")
-    lost = "worker 1 (w1, host, pid 7) was lost, and nobody came instead"
+    lost = "worker 1 (w1, host, pid 7) was lost, and none came instead"
     assert coordinator.run().losses.text == lost, "w9 has its place, and is w0"
     lose(coordinator, "s0", "w2", "w9")
     assert coordinator.run().losses.text == lost, "w0 has come back by its name"

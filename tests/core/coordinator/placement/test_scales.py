@@ -180,7 +180,7 @@ def test_a_leader_that_has_gradients_between_steps_is_asked_again_a_while_later(
     again = [*cluster.take("w0", m.Arrive(10, 0, (1,))), *cluster.take("w1", m.Arrive(10, 0, (1,)))]
     again += cluster.reply(again, m.Commit, lambda commit: m.Committed(commit.epoch, 0))
     back = cluster.give_up(held(cluster, again), busy=1)
-    assert "is not cut anew yet" in logged(back)
+    assert "is not recut yet" in logged(back)
     assert set(receivers(back, m.Proceed)) == {peer("w0"), peer("w1")}
     assert not cluster.run().startup.copies.coming
 

@@ -135,7 +135,7 @@ def test_what_cannot_be_published_upon_another_is_made_anew_as_a_whole_at_once()
     cluster = begun_second()
     cluster.write(2)
     actions = failing_once(cluster)
-    assert "is made anew as a whole" in logged(actions)
+    assert "is made again as a whole" in logged(actions)
     assert not sent(actions, Error)
     told: list[Action] = []
     while cluster.work:

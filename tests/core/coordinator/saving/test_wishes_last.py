@@ -116,7 +116,7 @@ def test_a_worker_that_comes_meanwhile_begins_the_next_job() -> None:
     cluster.save()
     cluster.ready(*SERVERS, loaded=False)
     (worker,) = cluster.run().workers
-    assert "begins anew" in cluster.run().occupancy.note(worker, "worker 0 (w2, host, pid 7)")
+    assert "starts again" in cluster.run().occupancy.note(worker, "worker 0 (w2, host, pid 7)")
     assert receivers(cluster.ready(*SERVERS), m.Job) or cluster.run().startup.job is not None
     assert [p.name for p in cluster.run().startup.job.parameters] == ["other"]  # type: ignore[union-attr]
 

@@ -42,7 +42,7 @@ def test_where_there_is_no_secret_anybody_joins_and_ends_jobs() -> None:
 def test_who_does_not_know_it_is_told_what_to_do(guard: bytes, shows: str) -> None:
     with pytest.raises(IdentityError, match=f"worker w {shows}; give every process .* --job-secret FILE"):
         check_join(SECRET, replace(HELLO, guard=guard))
-    with pytest.raises(IdentityError, match=f"who wants to end jobs and the cluster {shows}; give every process"):
+    with pytest.raises(IdentityError, match=f"to end jobs and the cluster, show it: .* {shows}; give every process"):
         check_order(SECRET, OTHER, EndJob(1, "job", NONCE, guard))
 
 
@@ -84,7 +84,7 @@ def test_what_ends_one_job_ends_no_other_and_is_said_once() -> None:
 def test_where_there_is_no_secret_who_has_read_the_end_key_ends_jobs() -> None:
     check_order(NONE, OTHER, proved(OTHER, EndJob(1, "job", NONCE)))
     for guard in (b"", proved(SECRET, EndJob(1, "job", NONCE)).guard):
-        with pytest.raises(IdentityError, match="only the user who runs the coordinator"):
+        with pytest.raises(IdentityError, match="only the coordinator's own user"):
             check_order(NONE, OTHER, EndJob(1, "job", NONCE, guard))
 
 
@@ -96,7 +96,7 @@ def test_who_may_end_jobs_may_see_the_threads_of_the_node_that_was_named() -> No
         ("worker-2", b""),
         ("worker-2", proved(OTHER, EndJob(1, "worker-2", NONCE)).guard),
     ):
-        with pytest.raises(IdentityError, match="only the user who runs the coordinator may see what the threads"):
+        with pytest.raises(IdentityError, match="only the coordinator's own user may see what the threads"):
             check_order(NONE, OTHER, Examine(1, node, NONCE, shown))
 
 

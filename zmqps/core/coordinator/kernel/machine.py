@@ -1,6 +1,6 @@
-"""The coordinator's machine: who is there, the jobs they train, and the end.
+"""The coordinator's state machine: its members, the jobs they train, and the end of the cluster.
 
-What else a coordinator does extends this class: `zmqps.core.coordinator.machine.CoordinatorMachine`.
+A subclass adds the rest: `zmqps.core.coordinator.machine.CoordinatorMachine`.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ MOST_NAMED = 8
 #: What servers say of copies of shards, not of a job that they are there for.
 OF_COPIES = frozenset((m.Ready, m.Committed, m.Measured, m.Leading, m.Yielded))
 
-#: What is done at a message of a member; …
+#: Handles a message from a member; …
 OfMember = Callable[[MemberInfo, Any, float], list[Action]]
-#: … and at one that may come from anybody: None where a member says it of itself.
+#: … and one that any peer may send: returns None if a member sent it on its own behalf.
 OfAnybody = Callable[[Peer, Any, float], list[Action] | None]
 
 
@@ -168,8 +168,8 @@ class CoordinatorKernel(Generic[Run]):
         for run in self.runs.values():
             run.story.tell("the coordinator has come back from its journal")
         there = f"{counted(len(self.membership.members), 'member')} and {counted(len(self.runs), 'job')}"
-        text = f"coordinator at {self.identity.endpoint} is back with {there} from its journal; who is not here again"
-        text += f" in {self.membership.begin_again(now):.0f} s is lost"
+        text = f"coordinator at {self.identity.endpoint} is back with {there} from its journal; a member that does not"
+        text += f" return within {self.membership.begin_again(now):.0f} s is lost"
         return self._recorded([Log("info", text, "started"), *self._settle(now)], now)
 
     # --- what is extended ------------------------------------------------------------------------
@@ -179,10 +179,10 @@ class CoordinatorKernel(Generic[Run]):
         return []
 
     def _restore(self, now: float) -> None:
-        """Be what was kept: nobody is here yet, and all who were have time to come back."""
+        """Restore the journaled state: no member is connected yet, and all have time to come back."""
 
     def _dump(self, what: str, whose: str) -> Plain:
-        """Return what there is to keep under a key now; None for nothing."""
+        """Return the state to journal under a key; None deletes it."""
 
     def _said(self, actions: Sequence[Action], now: float) -> None:
         """Something is logged."""
@@ -272,7 +272,7 @@ class CoordinatorKernel(Generic[Run]):
             return self._refuse(event, member, getattr(event.message, "request", 0), error, now)
 
     def _opened(self, opening: Opening, message: m.Message | PSError, now: float) -> list[Action]:
-        """A large message is read: take it, from whoever has its connection now."""
+        """Handle a large message that has been decoded; the sender may have reconnected meanwhile."""
         event, member = opening.event, self.membership.find(opening.event.peer)
         self.openings.next(now)
         if isinstance(message, PSError):
@@ -319,7 +319,7 @@ class CoordinatorKernel(Generic[Run]):
         return self.runs[member.job].from_members[kind](member, message, now)
 
     def _of_copy(self, run: Run, message: m.Message, now: float) -> list[Action]:
-        """A server says something of a copy of a shard; of one that nobody has any more nothing is heard."""
+        """Handle a server's message about a copy of a shard; messages about a copy that was dropped are ignored."""
         actions = run.of_copies[type(message)](message, now)
         if type(message) is m.Committed and self.jobs.saver.is_on:
             actions += self.jobs.saver.look([run], now, first=True)
@@ -333,7 +333,7 @@ class CoordinatorKernel(Generic[Run]):
         return due if silent is None else min(due, max(silent, self._lose_due))
 
     def on_deadline(self, now: float) -> list[Action]:
-        """Notice lost members, remind of those we wait for, end what nobody uses any more."""
+        """Declare silent members lost, send due reminders, end what is no longer in use."""
         actions: list[Action] = []
         if now >= self._lose_due:
             for member in self.membership.overdue(now, MOST_LOST):
@@ -364,10 +364,10 @@ class CoordinatorKernel(Generic[Run]):
         return [*self._news.of_member(self.give_up(member, now), member, now), told]
 
     def give_up(self, member: MemberInfo, now: float, how: DepartureCause = DepartureCause.LOST) -> list[Action]:
-        """A member is gone that others count on: tell everybody that waits for it.
+        """Declare a member lost that others may depend on, and tell all that wait for it.
 
-        Of one that only trained or looked on, servers hear as of one that has left, and those who wait for it; others
-        would have no use for it, and where thousands are lost that would be millions of messages.
+        If it only trained or observed, servers see an ordinary departure and only those that wait for it are told; to
+        tell all, when thousands are lost at once, would take millions of messages.
         """
         silent = now - member.seen_at
         advice = LOSS_ADVICE if member.role == "server" else "the others go on without it"
@@ -390,7 +390,7 @@ class CoordinatorKernel(Generic[Run]):
             actions.append(Log("warning", "the cluster ends with its job" if self.options.once and runs else stays))
         actions += self.part(member, how, now, error)
         for run in runs:
-            if run.vacant:  # nobody is there who would have to notice before
+            if run.vacant:  # no member is left that needs to know first
                 actions += self.jobs.end(run, str(error), now)
         return [*actions, *(Send(other.peer, lost) for other in told)]
 
@@ -408,7 +408,7 @@ class CoordinatorKernel(Generic[Run]):
         return [*actions, *([Send(before.peer, m.Error.of(0, told))] if told is not None else [])]
 
     def part(self, member: MemberInfo, how: DepartureCause, now: float, error: PSError | None = None) -> list[Action]:
-        """A member has gone; ``error`` is what those get who wait for it."""
+        """Remove a member; ``error`` is the answer to requests that wait for it."""
         self.touched.add(member.job)
         actions = self._gone(member, now)
         self.membership.remove(member, how, now, member.eviction(now, how))
@@ -488,7 +488,7 @@ class CoordinatorKernel(Generic[Run]):
         return self.telling.space([*actions, *run.init(member, message, now)], now)
 
     def _note_exit(self, peer: Peer, message: m.Exited, now: float) -> list[Action]:
-        """A supervisor saw a process end, as its token shows; where nobody lives in that, nothing changes."""
+        """Handle a supervisor's report that a process ended; if no member has its token, nothing changes."""
         how = check_name("how a process ended", message.how)
         if not message.token:
             raise ProtocolError("an Exited must carry the token that the process was started with")
@@ -541,11 +541,11 @@ def job_of(text: str, jobs: Mapping[str, object]) -> str:
     return next((name for name in jobs if text.startswith(f"job {name!r}: ")), "")
 
 
-# --- who may join, and whose messages are heard ---------------------------------------------------
+# --- which peers may join, and whose messages count -----------------------------------------------
 
 
 def check_admission(identity: Identity, hello: m.Hello, holder: KeyHolder | None) -> None:
-    """Raise unless somebody may join this coordinator's cluster, by its key and by what it knows.
+    """Raise unless a peer may join this coordinator's cluster, by its key and the secrets it knows.
 
     Raises `IdentityError`: its key does not allow its role, or it does not know the job secret, or as a server the
     servers' key; `ProtocolError`: its `Hello` is not one of ours.
@@ -565,7 +565,7 @@ def check_message(identity: Identity, event: Received, member: MemberInfo | None
     end key.
 
     Raises `IdentityError`: its role, or its key, does not allow it; or it does not prove that it is an operator;
-    `ProtocolError`: a coordinator takes this from nobody.
+    `ProtocolError`: a coordinator takes this from no peer.
     """
     role, holder = (STRANGER, event.holder) if member is None else (member.hello.role, member.origin.holder)
     row = check_sender(event.message, role, holder, keyed=identity.keyed)
@@ -573,11 +573,11 @@ def check_message(identity: Identity, event: Received, member: MemberInfo | None
         check_order(identity.job_secret, b"" if identity.keyed else identity.end_key, event.message)
 
 
-# --- how somebody becomes a member ----------------------------------------------------------------
+# --- joining --------------------------------------------------------------------------------------
 
 
 def join(machine: CoordinatorKernel[Run], event: Received, hello: m.Hello, now: float) -> list[Action]:
-    """Take somebody in, or once more; return its welcome, and what follows."""
+    """Admit a peer, or welcome a member again; return its welcome, and what follows."""
     check_admission(machine.identity, hello, event.holder)
     machine.membership.check_welcome(hello)
     known = hello.incarnation in machine.membership.members

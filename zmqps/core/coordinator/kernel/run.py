@@ -110,7 +110,7 @@ class JobKernel(KeptRecord):
 
     @property
     def mode(self) -> str:
-        """How it is synchronised; empty where nobody has said so yet."""
+        """How it is synchronised; empty before the first ``init``."""
         return "" if self.startup.job is None else self.startup.job.mode
 
     @property
@@ -135,18 +135,18 @@ class JobKernel(KeptRecord):
 
     @property
     def finished(self) -> bool:
-        """Whether nobody is there any more and all is done: nobody who is lost is to be started again, either."""
+        """Whether its workers are done and have left, and no lost member is due to be restarted."""
         done = not self.members and self.attendance.num_finished > 0 and not self.num_missing
         return done and self.is_whole and self.steps.commits.all_confirmed and not self.losses.to_return
 
     @property
     def vacant(self) -> bool:
-        """Whether there is nothing to keep: nobody is there and nothing was placed, or a part of it is lost."""
+        """Whether there is nothing to keep: it has no members, and no shards were placed or one is lost."""
         return not self.members and (self.startup.placement is None or self.lost_shard is not None)
 
     @property
     def has_failed(self) -> bool:
-        """Whether it has failed, and nobody is there, or its servers are: no loss of one tells those who wait."""
+        """Whether it has failed, and either no member is left or no lost server tells those that wait."""
         return self.lost_shard is not None and (self.vacant or not isinstance(self.lost_shard, PeerLostError))
 
     @property
@@ -174,7 +174,7 @@ class JobKernel(KeptRecord):
         self.members[member.incarnation] = member
 
     def depart(self, member: MemberInfo, how: DepartureCause, now: float, error: PSError | None = None) -> list[Action]:
-        """A worker or observer has gone; ``error`` is what those get who wait for it."""
+        """Remove a worker or observer; ``error`` is the answer to requests that wait for it."""
         awaited = member.role == "worker" and self.places.counts(member)
         if awaited and how is not DepartureCause.FINISHED:
             self.story.tell(f"{member.title} has gone ({how})")
@@ -198,16 +198,16 @@ class JobKernel(KeptRecord):
             self._changes.add(what, self.name)
 
     def move_on(self, now: float) -> list[Action]:
-        """Place what may be placed now: called when somebody has come or gone."""
+        """Place what can be placed now: called when a member has joined or left."""
         self.places.note_joined()
         return [*self._place(self._servers, now), *self._fill(now), *self.places.name_chief(self.acknowledge)]
 
     def settle(self, now: float, *, tell: bool = True) -> list[Action]:
         """Do what has become possible; called after every event that touches this job, for any may make it so.
 
-        ``tell``: whom somebody waits for may be another one now.
+        ``tell``: the members that others wait for may have changed.
         """
-        # first: behind a barrier the others would wait for who enters it
+        # first: a worker that a barrier releases may be one that the step waits for
         actions = self.steps.advance(self.places, now)
         if self.barriers.by_name:
             actions += self.barriers.release(self.num_missing)
@@ -277,7 +277,7 @@ class JobKernel(KeptRecord):
     def acknowledge(self, member: MemberInfo) -> m.HeartbeatAck:
         """Return the answer to a member's sign of life."""
         places = self.places
-        if places.chief is None:  # who counts has not called init, or this coordinator has come back
+        if places.chief is None:  # none was found yet, or this coordinator restarted
             places.chief = places.find_chief()
         return m.HeartbeatAck(places.num_workers, int(member is places.chief), self.rates.terms)
 
@@ -316,7 +316,7 @@ class JobKernel(KeptRecord):
         return self.barriers.enter(member, message, self.num_missing)
 
     def set_rates(self, member: MemberInfo, message: m.SetRates, now: float) -> list[Action]:
-        """Take numbers of the optimizer from the chief, and from nobody else."""
+        """Take numbers of the optimizer from the chief only."""
         told = list[MemberInfo]()
         if self.places.find_chief() is member and message.terms[1:] != self.rates.latest:
             self.rates.set(message.step, self.steps.clock, message.terms[1:])
@@ -380,11 +380,11 @@ class JobKernel(KeptRecord):
         return self._fall_back(self.startup.copies.of(server), error, now)
 
     def _fall_back(self, lost: list[Replica], error: PSError, now: float) -> list[Action]:
-        """Nobody has the values of shards any more, or not those of one step."""
+        """Handle the loss of shards of which no copy is left, or none at the right step."""
         return self._lose_shards(error) if self.lost_shard is None else []
 
     def _lose_shards(self, error: PSError) -> list[Action]:
-        """The values of a shard are gone: nothing can be trained any more."""
+        """Fail the job: the values of a shard are lost, and it cannot be trained any more."""
         self.lost_shard = error
         told: list[Action] = [worker.fail(n, error) for worker, n, _ in self.steps.waiters(self.num_missing)]
         self.steps.stop()
@@ -392,7 +392,7 @@ class JobKernel(KeptRecord):
         return [self.story.log("error", str(error), "failed", error.number), *told]
 
     def fall_behind(self, server: MemberInfo, step: int, now: float) -> list[Action]:
-        """A server has a step that this coordinator's journal knows nothing of: nobody can tell whose it is."""
+        """Handle a server that has a step unknown to this coordinator's journal: its gradients cannot be attributed."""
         error = JournalBehindError(server=server.title, job=self.name, theirs=step + 1, ours=self.steps.clock)
         return self._fall_back([], error, now)
 
@@ -414,14 +414,14 @@ class JobKernel(KeptRecord):
         return []
 
     def expired(self, now: float) -> bool:
-        """Whether nobody has been there for so long that the job is not kept any more."""
+        """Whether the job has had no member for so long that it is no longer kept."""
         return self.occupancy.ends_at is not None and now >= self.occupancy.ends_at
 
     def on_deadline(self, now: float) -> list[Action]:
         due = self.steps.next_deadline()
         actions = self.steps.on_deadline(now) if due is not None and now >= due else []
         if told := self.waits.on_deadline(now):
-            self.steps.keep_arrivals()  # who is told that its arrival is known need not say it again
+            self.steps.keep_arrivals()  # a worker told that its arrival is known will not repeat it
         return actions + told
 
     # --- a coordinator that was away -----------------------------------------------------------
@@ -449,7 +449,7 @@ class JobKernel(KeptRecord):
         return bool(waits) or (bool(self.data_sets) and self._wait_for_data())
 
     def _wait_for_data(self) -> bool:
-        """Whether anybody waits for a range of data."""
+        """Whether a worker waits for a range of data."""
         return False
 
     def validate(self) -> None:

@@ -7,10 +7,10 @@ from typing import Any
 
 from zmqps.core.protocol.events import Log
 
-#: So much of a story is remembered, …
+#: How much of a story is kept, …
 MAX_ENTRIES = 16
 MAX_CHARS = 300
-#: … and those who wait are told so much of it.
+#: … and how much of its last entry is added to a worker's wait.
 MAX_LAST_CHARS = 200
 
 
@@ -29,7 +29,7 @@ class Story:
         return Log(level, f"job {self.job!r}: {text}", kind, job=self.job, error=error)
 
     def tell(self, text: str, *, expected: bool = False) -> None:
-        """Something becomes of the job; it is logged elsewhere. ``expected``: those who wait have no use for it."""
+        """Add what happened to the job; it is logged elsewhere. ``expected``: it explains no wait."""
         self.new.append(text[:MAX_CHARS])
         self._last = "" if expected else text[:MAX_LAST_CHARS]
 
@@ -43,5 +43,5 @@ class Story:
         return [{"ago_s": round(now - at, 3), "text": text} for at, text in self._entries]
 
     def explain(self, text: str) -> str:
-        """Return what somebody waits for, and what came last of the story, which may be why."""
+        """Return what a member waits for with the last entry of the story, which may be the reason."""
         return f"{text}; before that: {self._last}" if self._last else text

@@ -568,7 +568,7 @@ class Membership:
             raise ProtocolError(f"a member has a secret of {KEY_NBYTES} bytes")
         member = self.members.get(hello.incarnation)
         if member is not None and not same(member.hello.secret, hello.secret):
-            raise IdentityError(f"{member.title} is here, and whoever says this Hello is another one; nothing changes")
+            raise IdentityError(f"{member.title} is connected, and this Hello lacks its secret; nothing changes")
         if member is not None:
             check_same(member.holder, holder, member.title)
         if member is None:
@@ -597,7 +597,7 @@ class Membership:
         member = self.members.get(who)
         if member is not None:
             if not same(member.hello.secret, secret):
-                raise IdentityError(f"{member.title} is here, and whoever says goodbye is another one; nothing changes")
+                raise IdentityError(f"{member.title} is connected, and this goodbye lacks its secret; nothing changes")
             check_same(member.holder, holder, member.title)
             self._peers.pop(member.peer, None)
             member.peer = peer

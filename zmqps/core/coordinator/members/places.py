@@ -196,7 +196,7 @@ class Losses:
             return ""
         titles = [title for _, title, _ in self._lost.values()]
         were = "was" if len(titles) == 1 else "were"
-        return f"{listed(titles, MOST_NAMED)[:MAX_CHARS]} {were} lost, and nobody came instead"
+        return f"{listed(titles, MOST_NAMED)[:MAX_CHARS]} {were} lost, and none came instead"
 
     @property
     def outcome(self) -> str:
@@ -344,10 +344,10 @@ class Occupancy:
         if member.incarnation in self._returned:
             return (
                 f"the job {name!r} goes on with what was trained before its workers left, not with new initial "
-                f"values; to begin anew: worker.finish() at its end, or zmqps jobs end {name}"
+                f"values; to start from scratch: worker.finish() at its end, or zmqps jobs end {name}"
             )
         if self._before and member.title == owner:
-            return f"the job {name!r} begins anew from the initial values given; the one before: {self._before}"
+            return f"the job {name!r} starts again from the initial values given; the one before: {self._before}"
         return ""
 
     def dump(self) -> Plain:

@@ -33,7 +33,7 @@ def check_advertised(hello: Hello, origin: str) -> None:
                 raise UnreachableAddressError(
                     node=node,
                     endpoint=endpoint,
-                    why="to which nobody can connect",
+                    why="to which no other node can connect",
                     advice="start it with --advertise HOST, by which workers reach its host, or without --address",
                 )
     if origin and _only_here(endpoints):

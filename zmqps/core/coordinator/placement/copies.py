@@ -61,7 +61,7 @@ class ReplicaSet:
 
     def __init__(self, root: bytes, new_epoch: Callable[[], int], changed: Changed = nothing) -> None:
         self.by_epoch: dict[int, Replica] = {}  # in the order of the shards at first
-        self.coming: dict[int, Replica] = {}  # that are to be all the copies, once the shards are cut anew
+        self.coming: dict[int, Replica] = {}  # the copies once the shards are recut
         #: Why servers, by incarnation, could not keep a copy of a shard.
         self.unfit: dict[tuple[bytes, int], str] = KeptDict(changed)
         self.retry_due: float | None = None  # when what is not confirmed is sent again
@@ -80,7 +80,7 @@ class ReplicaSet:
     def place(self, servers: Sequence[MemberInfo], replicas: int = 0) -> int:
         """Give each server the shard of its place, and backups of others; return the first number of the first shard.
 
-        That number stands for the job.
+        That number identifies the job.
         """
         leaders = [self.add(shard, server) for shard, server in enumerate(servers)]
         for copy in leaders:

@@ -1,4 +1,4 @@
-"""Servers that are to go: nothing new is placed on them, what they have moves to others, and then they end."""
+"""Draining servers: they get no new copies, theirs move to other servers, and then they end."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ ADVICE = "start another server, as a spare (zmqps server --spare), and drain thi
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class _Drain:
-    """A server that is to go."""
+    """A server that is draining."""
 
     server: MemberInfo
     since: float
-    nonces: set[bytes] = field(default_factory=set)  # of those who have asked for it from outside
+    nonces: set[bytes] = field(default_factory=set)  # of the operators that asked for it
     moved: int = 0  # copies of shards that it had
     told_at: float | None = None  # when it was told last that nothing is left
 
 
 class Drains:
-    """The servers of a cluster that are to go, by incarnation (``going``)."""
+    """The draining servers of a cluster, by incarnation (``going``)."""
 
     def __init__(
         self,
@@ -55,12 +55,12 @@ class Drains:
         self.going: dict[bytes, _Drain] = KeptDict(changed)
         self._ended = Endings()
 
-    # --- who asks ------------------------------------------------------------------------------
+    # --- requests ------------------------------------------------------------------------------
 
     def ask(self, server: MemberInfo | None, message: Drain, now: float) -> tuple[Draining, list[Action]]:
-        """Let a server go, or say how far that is; ``server`` is who asks for itself.
+        """Begin to drain a server, or report how far that is; ``server`` asks for itself.
 
-        Raises `DrainError`: nobody else could take what it has; `JobError`: there is no such server;
+        Raises `DrainError`: no other server can take its copies; `JobError`: there is no such server;
         `AmbiguousNodeError`: there are several.
         """
         if message.nonce and (ended := self._ended.answer(message.nonce, message.request)) is not None:
@@ -68,7 +68,7 @@ class Drains:
         found = server or find_named(message.server, list(self._fleet), "server")
         drain = self.going.get(found.incarnation)
         if message.stay:
-            actions = [] if drain is None else self._keep(drain, "somebody asked it to stay", now)
+            actions = [] if drain is None else self._keep(drain, "it was asked to stay", now)
             return Draining(message.request, DrainState.STAYS, f"{found.title} stays"), actions
         if drain is None:
             drain = self._begin(found, now)
@@ -136,13 +136,13 @@ class Drains:
         return next((why for stuck in whys for epoch, why in stuck.items() if epoch in of), "")
 
     def _is_free(self, server: MemberInfo) -> bool:
-        """Whether a server has nothing any more, and nobody is yet to be told so."""
+        """Whether a server has nothing left, and no member has yet to learn that."""
         runs = self._runs.values()
         has = any(run.is_on(server) for run in runs) or self._erasures.awaits(server)
         return not has and all(run.replication.views.all_followed for run in runs)
 
     def _keep(self, drain: _Drain, why: str, now: float) -> list[Action]:
-        """A server stays, because nobody can take what it has, or somebody asked for that."""
+        """Stop draining a server, because its copies fit nowhere else or because it was asked to stay."""
         server = drain.server
         error = DrainError(server=server.title, why=why, advice=ADVICE)
         del self.going[server.incarnation]
@@ -165,14 +165,14 @@ class Drains:
         return True, [Log("info", text, peer=server.hello.name)]
 
     def lost(self, server: MemberInfo) -> None:
-        """A server was lost that was to go."""
+        """Handle the loss of a draining server."""
         drain = self.going.pop(server.incarnation, None)
         if drain is None:
             return
-        if drain.told_at is not None:  # nobody misses it
+        if drain.told_at is not None:  # nothing was lost with it
             self._ended.note(drain.nonces, f"{server.title} had nothing any more when it was lost")
             return
-        why = "it was lost before it had handed over all that it had"
+        why = "it was lost before all its copies had moved"
         advice = "what has become of that is in the status (zmqps status)"
         self._ended.note(drain.nonces, DrainError(server=server.title, why=why, advice=advice))
 
@@ -232,6 +232,6 @@ class Drains:
         return [{"server": drain.server.hello.name, "text": self._text(drain)} for drain in self.going.values()]
 
     def validate(self) -> None:
-        """Assert that those who are to go are here, and no others."""
+        """Assert that exactly the draining servers of the fleet are here."""
         assert {server.incarnation for server in self._fleet if server.leaving} == set(self.going)
         self._ended.validate()

@@ -10,7 +10,7 @@ from zmqps.core.protocol.messages import Draining
 from zmqps.core.protocol.messages.resizing import DrainState
 from zmqps.errors import PSError
 
-#: Of so many requests it is remembered how they have ended, for those who ask again.
+#: How many ended requests are remembered, so that a repeated one gets the same answer.
 MAX_ASKED = 64
 
 

@@ -1,6 +1,6 @@
-"""Shards of which nobody has the values any more: loaded from a checkpoint, by themselves, on servers that are there.
+"""Shards without any copy left are loaded from a checkpoint, unattended, on the servers that remain.
 
-Where each push is applied on arrival, those shards alone go back. Where a step is one for all, all shards do, to the
+In a job that applies each push on arrival, only those shards go back. In a synchronous job all shards go back to the
 one version of the checkpoint, and with them the steps and the data sets.
 """
 
@@ -217,7 +217,7 @@ class Fallback(KeptRecord):
 
     @property
     def is_outdated(self) -> bool:
-        """Whether there is no checkpoint to go back to that was made since shards were cut anew."""
+        """Whether no checkpoint was made since the shards were last recut."""
         return self._latest is None or self._latest.cut != self._startup.cut
 
     def concerns(self, copy: Replica) -> bool:
@@ -340,7 +340,7 @@ class Fallback(KeptRecord):
         return [self._startup.story.log("warning", text)]
 
     def _drop(self, copy: Replica) -> None:
-        """Load a shard elsewhere, or anew."""
+        """Load a shard again, here or elsewhere."""
         self._startup.drop(copy, moved=True)
         back = self._under_way.shards[copy.shard]
         back.copy = None
@@ -376,7 +376,7 @@ class Fallback(KeptRecord):
         return []
 
     def _went_back(self, shards: tuple[int, ...], now: float) -> list[Action]:
-        """Shards are there again: those who were told the job are to go there."""
+        """Shards are loaded: send the members that know the job to them."""
         going, startup, copies = self._under_way, self._startup, self._startup.copies
         saved = going.target
         done = [going.shards.pop(shard) for shard in shards]

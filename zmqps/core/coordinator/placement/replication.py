@@ -90,7 +90,7 @@ class Replication:
         startup.drop(old, moved=True)
         heir.backup, heir.generation = False, message.generation
         for other in copies.backups(old.shard):
-            if not other.whole or other.epoch not in (handover.numbers or {}):  # it is to be filled anew
+            if not other.whole or other.epoch not in (handover.numbers or {}):  # it needs filling again
                 actions += self._begin_anew(other)
         startup.moved()
         self._steps.move(old.epoch, heir, None)
@@ -116,7 +116,7 @@ class Replication:
             return self.recuts.failed(error, now), False
         copy = copies.by_epoch.get(epoch)
         if copy is None or (not copy.backup and copy.order is not Order.PROMOTE):
-            return [], False  # a leader goes on, and whoever asked for what it cannot is told
+            return [], False  # a leader goes on, and the requester gets the error
         actions = [*self.recuts.take_back(now), *self.handovers.lose(copy)]
         self._startup.drop(copy)
         copies.unfit[copy.server.incarnation, copy.shard] = str(error)
@@ -142,7 +142,7 @@ class Replication:
             return None
         self._steps.moved(copy, message.step)
         actions = list[Action]()
-        for other in copies.backups(copy.shard):  # they followed the old one; its heir is to fill them anew
+        for other in copies.backups(copy.shard):  # they followed the old leader; its heir fills them again
             actions += self._begin_anew(other)
         actions += self.views.begin(ChangeKind.MOVED, [copy.shard], now)[1]
         backups = copies.backups(copy.shard)
@@ -205,7 +205,7 @@ class Replication:
         return [self._startup.story.log("info", text, "copied")]
 
     def move(self, servers: Sequence[MemberInfo], now: float, *, may_cut: bool) -> list[Action]:
-        """Go on with what moves from servers that are to go; called after every event while there are any."""
+        """Continue to move copies off draining servers; called after every event while there are any."""
         if self.recuts.active:
             return []
         return [*self.handovers.plan(servers, now), *self.handovers.look(now, may_cut=may_cut)]
@@ -235,7 +235,7 @@ class Replication:
         return actions, ""
 
     def _surplus(self, wanted: Mapping[int, Sequence[MemberInfo]], heard_since: float) -> list[Replica]:
-        """Return the backups that a shard has beyond those it should have, where nobody wants them."""
+        """Return the backups beyond those that a shard should have."""
         found, copies = list[Replica](), self._startup.copies
         for shard in {copy.shard for copy in copies} - set(copies.promoting):
             backups = copies.backups(shard)
@@ -259,7 +259,7 @@ class Replication:
         return len(startup.copies) > startup.num_shards * (1 + self.replicas)
 
     def restore_recut(self, kept: Plain, members: Mapping[bytes, MemberInfo], now: float) -> None:
-        """Take back what was to be cut anew when this coordinator went away."""
+        """Restore a recut that was under way when this coordinator went away."""
         for shard in self.recuts.restore(kept, members):
             self._startup.copies.inform(shard, now)  # said again by `on_deadline`
 
@@ -314,7 +314,7 @@ class Replication:
         return [promoting, unanswered, self.shortages.dump(), unfit, self.handovers.dump()]
 
     def restore(self, kept: Plain, now: float) -> None:
-        """Go on with what was kept; a clock that has begun anew since is behind what it says."""
+        """Restore the journaled state; times are clamped, as the clock may have started again since."""
         promoting, unanswered, degraded, unfit, moving = kept
         copies = self._startup.copies
         for epochs, order in ((promoting, Order.PROMOTE), (unanswered, Order.REPLICAS)):

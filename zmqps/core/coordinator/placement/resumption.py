@@ -21,22 +21,22 @@ class Resumption:
     version: int = 0  # the clock to go on with: synchronous steps, or the slowest worker's clock
     data: Sequence[Any] = ()  # where the data sets are (`DataSets.saved`)
     state: Mapping[str, Any] = field(default_factory=dict)  # what the user has saved with it
-    #: Whether slots and step counts are restored; else the job's optimizer begins anew, and may be another one.
+    #: Whether slots and step counts are restored; else the optimizer starts from scratch, and may be another one.
     optimizer: bool = True
     #: Name of a parameter in the job -> its name in the checkpoint, where they differ.
     names: Mapping[str, str] = field(default_factory=dict)
-    read_at: str = ""  # where servers read it, if they do so in another way
+    read_at: str = ""  # where servers read it, if by another path
     rates: Rates = ()  # the numbers that the chief had set, as they travel
     #: The revision of the shards that it was made of: of others workers number their pushes in another way.
     cut: int = 0
 
     @property
     def owner(self) -> str:
-        """Who has described the job, for errors."""
+        """What described the job, for errors."""
         return f"the checkpoint {self.path}"
 
     def offered(self) -> JobSpec | None:
-        """Return the job for those that take it as it is; None where a worker must describe it first."""
+        """Return the job for workers that take it as it is; None if a worker must describe it first."""
         if not self.optimizer:
             return None
         theirs = {in_checkpoint: in_job for in_job, in_checkpoint in self.names.items()}

@@ -42,9 +42,9 @@ class Plan:
 
     spread: Mapping[int, Sequence[MemberInfo]] = field(
         default_factory=dict
-    )  # by shard: servers that are to have a copy
-    cut: Placement | None = None  # how it is to be cut then …
-    homes: Homes = ()  # … and where its shards are to lie
+    )  # by shard: servers that should have a copy
+    cut: Placement | None = None  # how its shards should be cut then …
+    homes: Homes = ()  # … and where they should be
 
 
 def plan(run: JobRun, servers: Sequence[MemberInfo], replicas: int) -> Plan:
@@ -111,9 +111,9 @@ class Scaling:
     shrinks: bool  # these are fewer than jobs have lain on
     most_before: int  # how many a new job was placed on at most
     since: float
-    nonces: set[bytes] = field(default_factory=set)  # of those who have asked for it
-    why: str = ""  # why copies of some job cannot be where they are to be; empty: they can
-    look_due: float = 0.0  # when it is looked at again at the latest
+    nonces: set[bytes] = field(default_factory=set)  # of the operators that asked for it
+    why: str = ""  # why copies of some job cannot move; empty: they can
+    look_due: float = 0.0  # when it is checked again at the latest
 
 
 class Scales:
@@ -145,13 +145,13 @@ class Scales:
 
     @property
     def wanted(self) -> int | None:
-        """On how many servers jobs are to lie; None: all is as it is to be."""
+        """The number of servers that jobs should use; None: no change is under way."""
         return None if self.scaling is None else self.scaling.servers
 
-    # --- who asks ------------------------------------------------------------------------------
+    # --- requests ------------------------------------------------------------------------------
 
     def ask(self, message: Scale, now: float) -> tuple[Draining, list[Action]]:
-        """Let jobs lie on so many servers, or say how far that is.
+        """Let jobs use so many servers, or report how far that is.
 
         Raises `ScaleError`: it cannot be, and nothing has changed; or it could not be done.
         """
@@ -170,7 +170,7 @@ class Scales:
         return Draining(message.request, DrainState.GOING, self._text()), actions
 
     def ended(self, nonce: bytes) -> PSError | str | None:
-        """Return how what somebody has asked for has ended; None: it has not, as far as is known."""
+        """Return how a request ended; None: it has not, as far as is known."""
         return self._ended.by_nonce.get(nonce)
 
     def _begin(self, servers: int, now: float) -> list[Action]:
@@ -324,7 +324,7 @@ class Scales:
     # --- a coordinator that was away -----------------------------------------------------------
 
     def dump(self) -> Plain:
-        """Return how many servers there are to be, and who wants to know; None for nothing."""
+        """Return the requested number of servers and which clients wait for it; None if there is none."""
         ended = self._ended.dump()
         if self.scaling is None and not ended:
             return None

@@ -79,9 +79,9 @@ class Shortages:
         return [[shard, short.since, short.why, short.anywhere] for shard, short in sorted(self._noted.items())]
 
     def restore(self, kept: Plain, now: float) -> None:
-        """Take back what was kept; a clock that has begun anew since is behind what it says."""
+        """Restore the journaled state; times are clamped, as the clock may have started again since."""
         self._noted.update({shard: Shortage(min(since, now), why, where) for shard, since, why, where in kept})
 
     def validate(self) -> None:
-        """Assert that nothing is noted that has no cause any more."""
+        """Assert that every shortage noted still has a cause."""
         assert all(map(self.lacks, self._noted)), "a shard is noted that has all its backups"

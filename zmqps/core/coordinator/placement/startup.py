@@ -1,4 +1,4 @@
-"""From the first worker's ``init`` to a job everybody can train: place, build, load."""
+"""From the first worker's ``init`` to a job that can be trained: place, build, load."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Beginning(NamedTuple):
 
 
 class Waiter(NamedTuple):
-    """Somebody whose init is not yet answered."""
+    """A member whose ``init`` is not answered yet."""
 
     member: MemberInfo
     has_values: bool  # and could upload them
@@ -82,17 +82,17 @@ class Startup(KeptRecord):
         self._begin = begin
         self._count = count
         self._new_copies = new_copies
-        self.given_up: list[Replica] = []  # that servers still have, and nobody wants
-        # why those who come have to wait, though the job is under way: it goes back, or is cut anew
+        self.given_up: list[Replica] = []  # still on servers, but no longer needed
+        # why newcomers wait although the job is under way: it goes back to a checkpoint, or its shards are recut
         self.held = self.cutting = ""
         self._forget()
 
     def _forget(self) -> None:
         self.job: JobSpec | None = None
-        # what travels of it: one object for all who are told, and for all that is remembered of that
+        # its wire form: one object shared by all answers, and by all that is journaled of it
         self._wire: dict[str, Any] = {}
         self._optimizer: dict[str, Any] = {}  # for the status
-        self.owner = ""  # empty: nobody has named the job, though it is known from a checkpoint
+        self.owner = ""  # empty: no worker has described the job, though a checkpoint may
         self.ready = False  # whether the job can be trained
         mark = partial(self.changed, "start")
         self.parked: Parked = KeptDict(mark)
@@ -103,12 +103,12 @@ class Startup(KeptRecord):
         self._forget_place()
 
     def _forget_place(self) -> None:
-        self.epoch = 0  # stands for the job as a whole: the first number of its first shard
+        self.epoch = 0  # identifies the job: the first number of its first shard
         self.placement: Placement | None = None
         self._rows: Sequence[Mapping[str, Any]] = ()  # of the placement, for the status
         self._cuts: dict[str, Any] = {}
         self.copies = self._new_copies()
-        self.cut = 0  # the number of the last time that its shards were cut anew
+        self.cut = 0  # the number of its last recut
         self.changed("step")
 
     @property
@@ -145,7 +145,7 @@ class Startup(KeptRecord):
         if first:
             self._wire = message.job if isinstance(message.job, Described) else job.to_wire()
             self._optimizer = shown(job.optimizer)
-        # before it is told how many there are; of a restored job nobody has to say what it is
+        # before the worker learns how many there are; a restored job needs no description
         actions = self._count(member, bool(message.job) or resumption is not None, first)
         if first:
             self.owner = member.title  # by the rank that it has now
@@ -255,8 +255,8 @@ class Startup(KeptRecord):
     def _say_again(self) -> list[Action]:
         """Repeat what is not answered yet, as a connection that broke may have lost it or the answer.
 
-        Nobody here looks at a clock for that: a worker that waits asks again every few seconds, and the
-        first of them sets the pace.
+        No timer drives this: a worker that waits repeats its request every few seconds, and the first of them sets
+        the pace.
         """
         if self.placement is None or self.ready:
             return []
@@ -291,7 +291,7 @@ class Startup(KeptRecord):
             self.told.discard(incarnation)
             self.returning.discard(incarnation)
         if not self.parked and not self.returning and not self.ready:
-            self.give_up()  # nobody wants it any more; the next job may be another one
+            self.give_up()  # no worker wants it any more; the next may describe another job
         if self.loader is not None and not self._loader_waits and not self.ready:
             self.loader = None
             return self._choose_loader()
@@ -316,7 +316,7 @@ class Startup(KeptRecord):
         return self.assign([copy for copy in self.copies.of(server) if not copy.whole])
 
     def dump_spec(self) -> Plain:
-        """Return what is kept of the job itself; None if nobody has named it."""
+        """Return the job to journal; None if no worker has described it."""
         if self.job is None:
             return None
         cuts = None if self.placement is None else self.placement.to_wire()
@@ -324,7 +324,7 @@ class Startup(KeptRecord):
         return [dict(self._wire), self.owner, cuts, self.epoch, resumption]
 
     def dump(self) -> Plain:
-        """Return what is kept of its start: who waits for it asks again."""
+        """Return the progress of its start to journal; those that wait for it repeat their requests."""
         if self.job is None:
             return None
         waiting = sorted({who for who, _ in self.parked} | self.returning)
@@ -347,13 +347,13 @@ class Startup(KeptRecord):
         self.returning.update(() if self.ready else waiting)
 
     def fail(self, error: PSError) -> list[Action]:
-        """A server could not build its shard: forget the job and tell everybody who waits for it."""
+        """A server could not build its shard: forget the job and refuse all that wait for it."""
         told = self.refuse(error)
         self.give_up()
         return told
 
     def refuse(self, error: PSError) -> list[Action]:
-        """Tell everybody who waits for the job that it cannot be trained."""
+        """Tell all that wait for the job that it cannot be trained."""
         waiters = [(waiter.member, request) for (_, request), waiter in self.parked.items()]
         self.parked.clear()
         self._requests.clear()
@@ -377,7 +377,7 @@ class Startup(KeptRecord):
         return []
 
     def answer(self) -> list[Action]:
-        """Tell the job to those who wait for it, once it can be trained."""
+        """Send the job to all that wait for it, once it can be trained."""
         if not self.ready or self.held or self.cutting:
             return []
         replies: list[Action] = [self._reply(w.member, request) for (_, request), w in self.parked.items()]

@@ -1,7 +1,7 @@
-"""Changes of where a job's shards lie that make workers wait for a moment: copies that move, and shards cut anew.
+"""Changes of a job's placement that briefly pause its workers: handovers of single copies, and recuts of all shards.
 
-New copies are made first, while training goes on. Then nobody begins the next step, and leaders give up their places,
-so that the new copies have all that was done. Until these take over nothing has changed, and can be taken back.
+New copies are made first, while training goes on. Then the next step is held and leaders give up their places, so that
+the new copies have every update. Until these take over nothing has changed, and the change can be cancelled.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from zmqps.errors import PSError, listed
 PATIENCE_S = 10.0
 #: What could not be done is tried again after so long.
 PAUSE_S = 5.0
-#: So often it is looked whether what a shard waits for, before it moves, is over.
+#: How often to check whether a shard that should move still has to wait.
 LOOK_S = 0.1
-#: Of reasons why nobody can take something, and of workers that did not pause, a text names so many.
+#: How many reasons why a copy cannot move, or workers that did not pause, a text names.
 MOST_NAMED = 4
 
-#: Of each shard the server of its leader, and behind it those of its backups.
+#: Of each shard the server of its leader, followed by those of its backups.
 Homes: TypeAlias = Sequence[Sequence[MemberInfo]]
 
 
 class Phase(IntEnum):
     """How far a transition is, in this order; HOLD and FILL are a recut's alone, ADOPT a handover's.
 
-    PREPARE: new copies are built or filled, or wait until shards may have other leaders. QUIESCE: nobody begins the
-    next step, and the one that is open ends. HOLD: workers begin no push. FREEZE: leaders are asked to give up their
-    places. FILL: servers fill the new copies with what they have. ADOPT: the new copy is to take the place.
+    PREPARE: new copies are built or filled, or wait until shards may have other leaders. QUIESCE: the next step is
+    held, and the open one ends. HOLD: workers begin no push. FREEZE: leaders are asked to give up their places.
+    FILL: servers fill the new copies from their own. ADOPT: the new copy takes over.
     """
 
     PREPARE, QUIESCE, HOLD, FREEZE, FILL, ADOPT = range(6)
@@ -55,12 +55,12 @@ class Transition(KeptRecord):
     kept: ClassVar = {"phase": "phase"}
 
     changed: Callable[[str], None] = unkept
-    not_before: float = 0.0  # when leaders may be asked to give up their places
+    not_before: float = 0.0  # the earliest time to ask leaders to give up their places
     phase: Phase = Phase.PREPARE
-    held_at: float | None = None  # since when nobody begins the next step, or a push
+    held_at: float | None = None  # since when the next step, or every push, is held
     frozen_at: float = 0.0  # when leaders were asked to give up their places
-    again_at: float = 0.0  # when what is not answered is sent again
-    late: bool = False  # a step had begun when leaders, or workers, were asked: it is to end first
+    again_at: float = 0.0  # when unanswered orders are sent again
+    late: bool = False  # a step had begun when leaders, or workers, were asked: it ends first
 
     @property
     def is_frozen(self) -> bool:
@@ -87,10 +87,10 @@ class Handover(Transition):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Recutting(Transition):
-    """All shards that are cut anew."""
+    """The recut of all shards of a job."""
 
     placement: Placement
-    paused_at: float = 0.0  # since when some worker waits
+    paused_at: float = 0.0  # since when a worker waits
     number: int = 0  # of the pause
     holding: dict[bytes, MemberInfo] = field(default_factory=dict)  # the workers that begin no push
     awaited: dict[bytes, MemberInfo] = field(default_factory=dict)  # those of them that have not said so yet
@@ -114,7 +114,7 @@ class Transitions:
         self._copies.changed()
 
     def _is_quiet(self, transition: Transition, now: float) -> bool:
-        """Let nobody begin the next step; return whether the last one is over, and servers have nobody's gradients."""
+        """Hold the next step; return whether the last one is over, and servers have no worker's gradients."""
         if not self._steps.is_sync:
             return True
         if transition.held_at is None:
@@ -141,7 +141,7 @@ class Handovers(Transitions):
         super().__init__(startup, steps, shortages)
         #: By the epoch of the copy that goes.
         self.under_way: dict[int, Handover] = KeptDict(lambda: self._copies.changed())
-        self.stuck: dict[int, str] = {}  # why nobody can take a copy, by its epoch
+        self.stuck: dict[int, str] = {}  # why a copy fits on no server, by its epoch
 
     @property
     def holds(self) -> bool:
@@ -156,7 +156,7 @@ class Handovers(Transitions):
     # --- what is to move -----------------------------------------------------------------------
 
     def plan(self, servers: Sequence[MemberInfo], now: float) -> list[Action]:
-        """Begin to copy what servers have that are to go, of all; and give up what is not to move any more."""
+        """Begin to copy what draining servers have; cancel handovers that are no longer needed."""
         if not self._startup.ready:
             return []
         actions: list[Action] = []
@@ -254,7 +254,7 @@ class Handovers(Transitions):
         return any(copy in (handover.old, handover.new) for handover in self.under_way.values())
 
     def take_back(self, now: float) -> list[Action]:
-        """Move nothing: copies that were to take over are freed, and leaders keep their places."""
+        """Cancel all handovers: new copies are freed, and leaders keep their places."""
         self.stuck.clear()
         return [action for handover in list(self.under_way.values()) for action in self._cancel(handover, now)]
 
@@ -296,7 +296,7 @@ class Handovers(Transitions):
         return [self._startup.story.log("info", text), *self._copies.inform(handover.old.shard, now)]
 
     def _cut(self, handover: Handover, now: float) -> list[Action]:
-        """Ask the leader to give up its place, as soon as it has nobody's gradients."""
+        """Ask the leader to give up its place, as soon as it has no worker's gradients."""
         if not self._is_quiet(handover, now):
             return []
         self._freeze(handover, [handover.old], now)
@@ -320,7 +320,7 @@ class Handovers(Transitions):
         late = handover.new if handover.phase is Phase.ADOPT else handover.old
         text = f"{late.server.title} does not answer, so shard {late.shard} stays for now"
         said = self._startup.story.log("warning", text)
-        if late is handover.new:  # it may have taken over: nobody has been told, and nobody will be
+        if late is handover.new:  # it may have taken over, but no member knows or will learn of it
             return [said, *self._cancel(handover, now)]
         return [said, *self._put_off(handover, PAUSE_S, now), *self._copies.inform(late.shard, now)]
 
@@ -413,11 +413,11 @@ class Handovers(Transitions):
 
 
 class Recuts(Transitions):
-    """Cuts the shards of one job anew where they lie, in a pause between pushes or steps, and tells its members.
+    """Cuts the shards of one job again where they are, in a pause between pushes or steps, and tells its members.
 
-    Once no push is under way, leaders answer for nothing any more, and their backups have all that they have; so each
-    server fills the new copies, leaders and backups alike, with what it has itself. Once all are filled, they are the
-    shards: the others are freed, and members are told.
+    Once no push is under way, leaders answer nothing any more, and their backups have all that they have; so each
+    server fills the new copies, leaders and backups alike, from its own. Once all are filled, they replace the old
+    copies, which are freed, and members are told.
     """
 
     def __init__(
@@ -463,7 +463,7 @@ class Recuts(Transitions):
             return f"waits for {names} to begin no push for a moment"
         if any(not copy.built for copy in self._coming):
             return "memory is made ready"
-        return "its shards are cut anew"
+        return "its shards are recut"
 
     @property
     def _coming(self) -> list[Replica]:
@@ -506,11 +506,11 @@ class Recuts(Transitions):
 
     def _begin_pause(self, recut: Recutting, now: float, number: Callable[[], int]) -> list[Action]:
         recut.phase, recut.held_at = Phase.QUIESCE, now
-        self._startup.cutting = "the shards are cut anew"
+        self._startup.cutting = "the shards are recut"
         return self._hold(recut, now, number)
 
     def _hold(self, recut: Recutting, now: float, number: Callable[[], int]) -> list[Action]:
-        """Let nobody begin a step, and once one is over, no push."""
+        """Hold the next step, and once the last is over, every push."""
         if not self._is_quiet(recut, now):
             return []
         recut.phase, recut.number = Phase.HOLD, number()
@@ -532,7 +532,7 @@ class Recuts(Transitions):
         if recut is None or not number or number != recut.number or member.incarnation not in recut.holding:
             return False
         if not self._steps.is_sync and len(recut.awaited) == len(recut.holding):
-            recut.paused_at = now  # the first one: until now nobody had to wait
+            recut.paused_at = now  # the first one: until now no worker had to wait
         recut.awaited.pop(member.incarnation, None)
         return True
 
@@ -588,16 +588,16 @@ class Recuts(Transitions):
         return [Log("info", text, job=startup.name), *told, *self._let_go()]
 
     def _let_go(self) -> list[Action]:
-        """Workers go on, and those who come are told."""
+        """Let workers go on, and answer those that have joined meanwhile."""
         self._changed()
         self._recut, self._startup.cutting = None, ""
         self._steps.pauses.closed.clear()
         return [*self._steps.let_go(), *self._startup.answer()]
 
     def _put_off(self, why: str, now: float) -> list[Action]:
-        """All stays as it is, for now."""
+        """Leave the shards as they are for now."""
         self._not_before = now + PAUSE_S
-        text = f"job {self._startup.name!r} is not cut anew yet: {why}"
+        text = f"job {self._startup.name!r} is not recut yet: {why}"
         return [Log("warning", text, job=self._startup.name), *self.take_back(now)]
 
     def take_back(self, now: float) -> list[Action]:
@@ -637,10 +637,10 @@ class Recuts(Transitions):
         recut.phase = Phase.FILL
         return [*self._order(recut, now), *self._finish(recut, now)]
 
-    # --- who goes, and who follows -------------------------------------------------------------
+    # --- lost servers, and members that follow -------------------------------------------------
 
     def lose(self, server: MemberInfo, now: float) -> list[Action]:
-        """A server is gone: nothing is cut, as long as what it had is missing."""
+        """Handle the loss of a server: nothing is recut while its copies are missing."""
         if any(copy.server is server for copy in [*self._copies, *self._coming]):
             self._not_before = now + PAUSE_S
             return self.take_back(now)

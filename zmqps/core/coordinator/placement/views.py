@@ -1,8 +1,8 @@
-"""What the members of a job are told of where its shards are: numbered changes, each sent again until it is followed.
+"""What a job's members learn of its placement: numbered changes, each sent until the member acknowledges it.
 
-A member hears of a shard that has another server, of shards that have gone back to a checkpoint, and of shards that
-were cut anew. Each change has a revision of the job, and each member acknowledges it by itself: it follows one at once,
-and another one only when it has brought its gradients there.
+A member hears of a shard that moved to another server, of shards that went back to a checkpoint, and of shards that
+were recut. Each change has a revision of the job, and each member acknowledges it for itself: some changes it follows
+at once, others only when its gradients have arrived there.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class MemberViews(KeptRecord):
         return sum(change.lost for change in over)
 
     def clear(self) -> None:
-        """Nobody has to follow anything any more."""
+        """Close all changes: no member has to follow them any more."""
         self.open.clear()
 
     def _may_hear(self, who: Iterable[bytes], kind: ChangeKind | None = None) -> list[bytes]:
@@ -140,7 +140,7 @@ class MemberViews(KeptRecord):
         where = startup.where(member) if change.kind is ChangeKind.CUT else {"servers": rows}
         return View(startup.epoch, change.revision, change.kind, change.shards, where, change.restored, lost)
 
-    # --- who follows ---------------------------------------------------------------------------
+    # --- acknowledgements ----------------------------------------------------------------------
 
     def followed(self, member: MemberInfo, message: Followed) -> ViewChange | None:
         """A member follows a change; return that, None if it is none any more or the member has said so before."""

@@ -56,9 +56,9 @@ from zmqps.errors import (
 #: A cut is made within so long, or given up. A worker that has paused goes on by itself after 15 s, or once it has
 #: heard nothing for the heartbeat timeout; what it pushes then may reach a server before its `Save`, another after it.
 HOLD_S = 10.0
-#: So often those are asked again who have not answered: a connection that broke may have lost it.
+#: How often an unanswered request is repeated: a connection that broke may have lost it.
 AGAIN_S = 2.0
-#: A server, or the store, that has written nothing more for so long is not waited for any more.
+#: A server, or the store, that has written nothing for so long is given up.
 STUCK_S = 600.0
 #: How many workers that did not hold an error names.
 MOST_NAMED = 8
@@ -108,12 +108,12 @@ class Checkpoints(Saver):
         self._timer.touch()
         self._on_touch(job)
 
-    # --- who wants one ------------------------------------------------------------------------
+    # --- requests -----------------------------------------------------------------------------
 
     def ask(self, wish: Wish, now: float) -> list[Action]:
-        """Somebody asks for a checkpoint; the answer comes when it is published, or has failed.
+        """Handle a request for a checkpoint; the answer comes when it is published, or has failed.
 
-        Raises `PSError`: there can be none.
+        Raises `PSError`: none can be made.
         """
         if told := self.waiting.answered(wish):
             return told  # it was lost
@@ -168,7 +168,7 @@ class Checkpoints(Saver):
         return []
 
     def _next_wish(self) -> Wish | None:
-        """Return the first that need not wait until the shards of its job are cut anew."""
+        """Return the first request that need not wait for a recut of its job."""
         runs = self._runs
         may = (w for w in self.waiting if w.job not in runs or not runs[w.job].replication.recuts.is_cutting)
         return next(may, None)
@@ -287,7 +287,7 @@ class Checkpoints(Saver):
         return told
 
     def _again(self, now: float) -> list[Action]:
-        """No cut was made, through nobody's fault: begin once more."""
+        """No cut was made, but for no fault: try once more."""
         making = self._making
         assert making is not None
         self.waiting.appendleft(making.wish)
@@ -316,13 +316,13 @@ class Checkpoints(Saver):
         return [Log("info", text, "checkpoint", job=name), *told, *self._next(now)]
 
     def _unpublished(self, making: Making, why: str, now: float) -> list[Action]:
-        """The store could not publish what was written; where it builds upon another one, that may be why: once more.
+        """The store could not publish the checkpoint; if it builds upon another one, try once more without.
 
-        The other one may be damaged, or somebody has removed it.
+        The other one may be damaged, or was removed.
         """
         if (base := making.target.base) is None:
             return self._fail(why, now)
-        text = f"job {making.run.name!r}: its checkpoint, which builds upon {base.path}, is made anew as a whole"
+        text = f"job {making.run.name!r}: its checkpoint, which builds upon {base.path}, is made again as a whole"
         self._chains.forget(making.run.name)
         return [Log("warning", f"{text}: {why}", job=making.run.name), *self._again(now)]
 
@@ -330,7 +330,7 @@ class Checkpoints(Saver):
         making = self._making
         assert making is not None
         error = CheckpointFailedError(job=making.run.name, why=why)
-        if making.stage == MakingStage.PUBLISHED:  # whether it is there, nobody knows
+        if making.stage == MakingStage.PUBLISHED:  # it may or may not be there
             self._chains.forget(making.run.name)
         if self._runs.get(making.run.name) is making.run and try_again(making):
             text = f"job {making.run.name!r}: its last checkpoint is tried once more: {why}"
@@ -365,7 +365,7 @@ class Checkpoints(Saver):
         return unsaved(job, why)
 
     def _drop(self, making: Making) -> list[Action]:
-        """Let nobody do anything more for a checkpoint, and leave nothing of it."""
+        """Abandon a checkpoint on every node, and leave nothing of it."""
         self._making = None
         self._touch(making.run.name)
         actions = self._let_go(making)
@@ -377,10 +377,10 @@ class Checkpoints(Saver):
     def _tell(self, wish: Wish, error: PSError) -> list[Action]:
         return [self.waiting.answer(who, peer, n, Error.of(n, error)) for (who, n), peer in wish.askers.items()]
 
-    # --- who goes, and time -------------------------------------------------------------------
+    # --- departures, and time -----------------------------------------------------------------
 
     def gone(self, member: MemberInfo, now: float) -> list[Action]:
-        """A member has gone: nobody waits for it, and a checkpoint that needs it fails."""
+        """Remove a member's requests, and fail a checkpoint that needs the member."""
         for wish in [*self.waiting, *([self._making.wish] if self._making else [])]:
             for key in [key for key in wish.askers if key[0] == member.incarnation]:
                 del wish.askers[key]
@@ -467,7 +467,7 @@ class Checkpoints(Saver):
             if saves.begun is None:
                 saves.begun = now, there
                 self._touch(run.name)
-            begun_at, steps = saves.begun[0], min(saves.begun[1], there)  # some who have made them may have gone
+            begun_at, steps = saves.begun[0], min(saves.begun[1], there)  # members with the most steps may have left
             saves.begun = begun_at, steps
             by_time = cadence.seconds is not None and now >= begun_at + cadence.seconds
             by_steps = cadence.steps is not None and there >= steps + cadence.steps
@@ -509,11 +509,11 @@ class Checkpoints(Saver):
             for wish in [wish for wish in self.waiting if now >= wish.begin_by]:
                 self.waiting.remove(wish)
                 self._touch(wish.job)
-                actions += self._unbegun(wish, "its shards are still being cut anew")
+                actions += self._unbegun(wish, "its shards are still being recut")
         return [*actions, *self._next(now)]
 
     def _chase(self, making: Making, now: float) -> list[Action]:
-        """Ask those again who have not answered; give up who gets no further."""
+        """Repeat unanswered requests; give up nodes that make no progress."""
         if making.is_moot:
             return self._fail("its job goes back to an earlier one", now)
         stuck = [s.title for epoch, s in making.unwritten if now >= making.parts[epoch].moved_at + STUCK_S]

@@ -33,10 +33,10 @@ class Chains:
         self._links: dict[str, ChainLink] = {}  # by job
 
     def base(self, job: str, shards: Mapping[int, int]) -> ChainLink | None:
-        """Return what the next checkpoint builds upon that copies of these epochs write; None: it is whole.
+        """Return what the next checkpoint of these epochs' copies builds upon; None: it is whole.
 
-        It is whole as well once those that build upon a whole one take more room than that, so that a chain never
-        becomes many times as large as what it stands for.
+        It is also whole once the increments since the last whole one take more room than that one, so that a chain
+        never becomes many times as large as its content.
         """
         link = self._links.get(job)
         if link is None or dict(link.shards) != dict(shards) or link.length >= self._full_every:
@@ -109,9 +109,9 @@ class Wish:
     job: str
     consistent: bool
     state: Mapping[str, Any] = field(default_factory=dict)
-    #: Who asks for it (an incarnation, or the nonce of somebody who has not joined) by which request -> the connection
+    #: Requesters (an incarnation, or the nonce of a peer that has not joined) by request -> the connection
     askers: dict[tuple[bytes, int], Peer] = field(default_factory=dict)
-    #: The role of those who ask for it, `WORKER` or `OPERATOR`; empty: nobody does, it is due.
+    #: The requesters' role, `WORKER` or `OPERATOR`; empty: it was not requested, but is due.
     by: str = ""
     #: Of the last one of a job: how often it may still be tried, and until when it may wait to be begun.
     tries: int = 0
@@ -178,7 +178,7 @@ class Making:
 
     @property
     def servers(self) -> list[tuple[int, MemberInfo]]:
-        """Who writes or has written, and is there, with the epochs of the copies."""
+        """The members that write or have written and are connected, with the epochs of the copies."""
         return [(epoch, part.server) for epoch, part in self.parts.items() if part.server is not None]
 
     @property
@@ -198,6 +198,6 @@ class Making:
         return {"stage": stage, "since_s": round(now - self.begun_at, 3), "nbytes": nbytes}
 
     def newcomers(self) -> list[MemberInfo]:
-        """Return who may push and is not held."""
+        """Return the workers that may push and are not held."""
         told = self.run.startup.told - self.cut.gone
         return [w for w in self.run.workers if w.incarnation in told and w.incarnation not in self.cut.held]

@@ -23,9 +23,9 @@ BURST = 8
 #: Why nothing is begun any more.
 LAST = "the job is ending, and its last one has begun"
 CLOSED = "the cluster is ending"
-#: So often it is tried: a server may have died meanwhile, or a worker did not pause.
+#: How often it is tried: a server may have died meanwhile, or a worker did not pause.
 TRIES = 3
-#: It waits no longer for its turn, as while the shards are being cut anew.
+#: How long it waits for its turn, as while the shards are recut.
 WAITS_S = 600.0
 TORN = "not all of its values are there any more"
 
@@ -39,7 +39,7 @@ class Wishes(deque[Wish]):
         self.over: set[str] = set()  # jobs whose last one has begun: nothing else is begun of them
         self.closed = False  # the cluster is ending: nothing is begun of any job
         self._paid_at: dict[str, float] = {}  # by job: when all that its workers have asked for has had its time
-        self._answers: OrderedDict[tuple[bytes, int], Message] = OrderedDict()  # to those who have not joined
+        self._answers: OrderedDict[tuple[bytes, int], Message] = OrderedDict()  # to peers that have not joined
 
     def ask(self, wish: Wish, now: float) -> None:
         """Let one wait: an operator's before those of workers, and whatever these have asked for.
@@ -62,7 +62,7 @@ class Wishes(deque[Wish]):
         return self.append(wish)
 
     def answer(self, who: bytes, peer: Peer, request: int, message: Message) -> Action:
-        """Answer somebody who has asked for one."""
+        """Answer a requester."""
         if (member := self.members.get(who)) is not None:
             return member.answer(request, message)
         self._answers[who, request] = message
@@ -71,7 +71,7 @@ class Wishes(deque[Wish]):
         return Send(peer, message)
 
     def answered(self, wish: Wish) -> list[Action]:
-        """Return the answer that somebody asks for again who has not joined; empty: there is none yet."""
+        """Return the answer to a request that a peer which has not joined repeats; empty: there is none yet."""
         known = [(peer, self._answers[key]) for key, peer in wish.askers.items() if key in self._answers]
         return [Send(peer, message) for peer, message in known[:1]]
 
@@ -98,7 +98,7 @@ class Wishes(deque[Wish]):
 
 
 def unbegun(job: str, why: str) -> PSError:
-    """Return what those are told who have asked for a checkpoint that is not begun any more."""
+    """Return the error for those that asked for a checkpoint that will not be made."""
     return JobError(f"no checkpoint of the job {job!r} was begun: {why}")
 
 

@@ -133,7 +133,7 @@ def members_status(
     room = MAX_MEMBERS_NBYTES
     listed: list[list[dict[str, Any]]] = []
     kept: list[tuple[MemberInfo, dict[str, Any]]] = []
-    for what, rows, all_ in (("members", there, members), ("of those who have gone", parted, gone)):
+    for what, rows, all_ in (("members", there, members), ("of members that left", parted, gone)):
         number = 0
         for member, _ in rows:
             room -= MEMBER_NBYTES + nbytes_of((member.hello.name, member.hello.host, member.hello.endpoint, member.job))

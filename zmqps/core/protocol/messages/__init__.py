@@ -1,8 +1,8 @@
 """Every wire message by its kind, the number behind its name on the wire; this is where all are imported from.
 
 Each is an `immutable` class in the module of its subject. The annotations are the schema: `zmqps.core.protocol.wire`
-checks every field of a received message against them before anybody sees it, so the machines may rely on types and
-sizes, never on meaning. docs/protocol.md explains each message and who answers what.
+checks every field of a received message against them before any machine sees it, so the machines may rely on types and
+sizes, never on meaning. docs/protocol.md explains each message and which node answers it.
 """
 
 from __future__ import annotations

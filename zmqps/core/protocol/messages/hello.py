@@ -1,13 +1,13 @@
-"""The first message of every connection, checked by whoever receives it."""
+"""The first message of every connection, checked by its receiver."""
 
 from __future__ import annotations
 
 from zmqps.core.protocol.messages import MAGIC, PROTOCOL_VERSION, Hello
 from zmqps.errors import LimitError, ProtocolError, ProtocolVersionError
 
-#: The name of a job stands in errors, logs and tables.
+#: The name of a job appears in errors, logs and tables.
 MAX_JOB_NAME_CHARS = 100
-#: Of nodes, hosts, barriers: they stand there too. No host's name is longer.
+#: Of nodes, hosts and barriers, which appear there too. No host's name is longer.
 MAX_NAME_CHARS = 255
 #: A server may be reached in several ways.
 MAX_ENDPOINT_CHARS = 512

@@ -1,4 +1,4 @@
-"""Messages about jobs: which one to train, who has which shard of it, and that it has ended."""
+"""Messages about jobs: which one to train, which servers have its shards, and that it has ended."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Init(Message):
 class Job(Message):
     """The job and where its shards are; ``load`` asks this worker to upload the initial values.
 
-    ``epoch`` stands for the job as a whole. ``placement`` is what `zmqps.core.job.keyspace.Placement.to_wire` gives,
+    ``epoch`` identifies the job as a whole. ``placement`` is what `zmqps.core.job.keyspace.Placement.to_wire` gives,
     and ``servers``: a map a shard, of ``name``, ``endpoint`` and ``rank`` of its server, the ``epoch`` of that copy,
     the ``ticket`` to show there and the ``proof`` to expect, in hex. ``step`` is the clock to begin with,
     ``num_workers`` how many the job counts on, ``rank`` the receiver's, ``chief`` whether it is the chief. ``note`` is
@@ -53,13 +53,13 @@ class Job(Message):
 class Assign(Message):
     """The coordinator gives a server a shard of a job; the job's ``name`` is that of its workers' `Hello`.
 
-    ``epoch`` stands for this copy of the shard from now on; no other one of the cluster ever has it.
+    ``epoch`` identifies this copy of the shard from now on; no other copy in the cluster ever has it.
     ``num_workers`` is how many the job counts on; ``sharing`` how many servers there are on its
     host, which share its memory. ``key`` is what this server knows tickets by, and proves itself with.
     ``restore`` is empty or names the checkpoint that the shard begins from: ``path``, ``version``, whether the
     ``optimizer``'s state is wanted, and the ``names`` there of parameters that are called otherwise here; with
-    ``ledgers`` true, what is kept there of workers' pushes is taken, too, for these workers go on with it; with
-    ``anew`` true nothing of that, for they have numbered their pushes anew since. With ``cut`` true it is filled from
+    ``ledgers`` true, its records of workers' pushes are restored, too, for these workers go on with it; with ``anew``
+    true they are not, for the workers have renumbered their pushes since. With ``cut`` true it is filled from
     other copies on that server, at `Cut`. ``backup``
     is 1 for a copy that follows a leader, which has ``backups`` as in `Lead`; both are of this ``generation``.
     """
@@ -107,9 +107,9 @@ class Discarded(Message):
 
 @immutable
 class EndJob(Message):
-    """Somebody ends a job, or the cluster where ``job`` is empty; members are told. Anybody may ask, without joining.
+    """End a job, or the cluster if ``job`` is empty; members are told. Any peer may ask, without joining.
 
-    Where the cluster has a job secret, ``guard`` proves for this ``nonce`` that the sender knows it.
+    If the cluster has a job secret, ``guard`` proves for this ``nonce`` that the sender knows it.
     """
 
     kind: ClassVar[int] = 28

@@ -1,4 +1,4 @@
-"""Messages of everybody: who it is, that it lives, goes or goes on with a coordinator that is back, and what failed."""
+"""Messages that any node sends: to join, show signs of life, leave, return to a restarted coordinator; errors."""
 
 from __future__ import annotations
 
@@ -168,10 +168,10 @@ class Lost(Message):
 
 @immutable
 class Exited(Message):
-    """A supervisor saw a process end: all members that live in it are lost. Nobody has to join to say so.
+    """A supervisor saw a process end: all members in it are lost. The supervisor need not join.
 
-    ``token`` is what the supervisor gave that process alone, and so the proof that the sender may say it; `Hello` has
-    only what is made of it. ``how`` says in words how it ended. ``request`` 0 is not answered.
+    ``token`` is known to that process and its supervisor alone, and so proves that the sender may report this; `Hello`
+    has only a hash of it. ``how`` says in words how it ended. ``request`` 0 is not answered.
     """
 
     kind: ClassVar[int] = 107
@@ -182,7 +182,7 @@ class Exited(Message):
 
 @immutable
 class ExitNoted(Message):
-    """Answer to `Exited`: who of its members had not said goodbye, and so is lost."""
+    """Answer to `Exited`: which of its members had not said goodbye, and so are lost."""
 
     kind: ClassVar[int] = 108
     request: U32
@@ -216,9 +216,9 @@ class Forgotten(Message):
 
 @immutable
 class Back(Message):
-    """The coordinator was away and knows its members from its journal, but not who is behind this connection.
+    """The coordinator restarted and knows its members from its journal, but not which one uses this connection.
 
-    ``incarnation`` is the coordinator's: who has joined this one says `Hello` again, whoever has joined another one
+    ``incarnation`` is the coordinator's: a member that joined this one says `Hello` again; one that joined another
     has lost it.
     """
 
@@ -228,7 +228,7 @@ class Back(Message):
 
 @immutable
 class Farewell(Message):
-    """`Leave` of a member to a coordinator that is back and does not know the connection: who goes, and why."""
+    """`Leave` to a restarted coordinator that does not know the connection: which member leaves, and why."""
 
     kind: ClassVar[int] = 71
     incarnation: Incarnation

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 #: one slice; the end of such a step; a part of a worker's ledger; a slice as it is; nothing, to be
 #: confirmed before a pull is answered; rows of a table as they are.
 PUSHED, AVERAGED, STEPPED, REMEMBERED, STATE, ASKED, ROWS = 1, 2, 3, 4, 5, 6, 7
-#: Of a record that is nobody's push.
+#: Of a record that belongs to no worker's push.
 NOBODY = bytes(16)
 
 

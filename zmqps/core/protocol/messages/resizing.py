@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
 
 class DrainState(IntEnum):
-    """How far a server is that is to go: it has something still; it has nothing, and goes; it stays."""
+    """How far a drain is: the server still has copies; it has none and ends; it stays."""
 
     GOING, GONE, STAYS = range(3)
 
 
 @immutable
 class Drain(Message):
-    """A server is to hand over all that it has to others, and to end; asked again, nothing more is done.
+    """Drain a server: it hands over all its copies, then ends. Repeating the request changes nothing.
 
-    A server asks for itself, with an empty ``server``; somebody who has not joined names it, with ``nonce`` and
+    A server asks for itself, with an empty ``server``; a peer that has not joined names it, with ``nonce`` and
     ``guard`` as in `EndJob`. ``stay`` 1 asks it to stay after all.
     """
 
@@ -37,9 +37,9 @@ class Drain(Message):
 
 @immutable
 class Draining(Message):
-    """How far a server is that is to go: ``state``, and ``text`` in words. Answer to `Drain`, and told that server.
+    """How far a drain is: ``state``, and ``text`` in words. Answer to `Drain`, and sent to that server.
 
-    Answer to `Scale`, too: what is said of a server goes for the change of their number then.
+    Also the answer to `Scale`, about the change of the number of servers.
     """
 
     kind: ClassVar[int] = 76

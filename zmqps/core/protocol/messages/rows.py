@@ -70,8 +70,8 @@ class ScanRows(Message):
     their values as 32-bit floats. Rows that come or go meanwhile may be missed.
 
     With a cursor (`CURSOR`) in ``since``, rows that have not changed since are left out, and the payload ends with ids
-    of rows that are gone. Who has none yet says zeros. An answer with ``reset`` begins with the first of all rows: what
-    has changed since that cursor is not known any more.
+    of removed rows. A first request has a cursor of zeros. An answer with ``reset`` begins with the first of all rows:
+    the changes since that cursor are not known any more.
     """
 
     kind: ClassVar[int] = 39
@@ -106,9 +106,10 @@ class ScanRows(Message):
 #: What a shard counts of its part of a table. Rows, and the bytes they take; ids looked up that had a row, and that had
 #: none; rows made, refused for want of room, expired, made way for others; touches of rows that are not admitted yet.
 COUNTED = ("rows", "nbytes", "hits", "misses", "new", "refused", "expired", "evicted", "waiting")
-#: How far somebody who follows a table is: a number that no other copy of a shard has, in no cluster; then of the table
-#: there the messages or steps applied, the updates, after how many of these a row expires, and the rows that have gone.
+#: The position of a reader that follows a table: a number that no other copy of a shard has, in any cluster; then
+#: the messages or steps applied there, the updates, after how many of these a row expires, and how many rows were
+#: removed.
 CURSOR = ("copy", "version", "steps", "lifetime", "num_gone")
 #: What the answer to a `ScanRows` begins with: how many rows it has, where to go on (0: at the end), how many ids of
-#: rows that are gone, whether it begins anew, the cursor to follow with from where this scan has begun, the counters.
+#: removed rows, whether it starts over, the cursor to follow with from where this scan began, the counters.
 SCANNED = ("count", "next", "gone", "reset", *CURSOR, *COUNTED)

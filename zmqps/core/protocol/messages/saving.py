@@ -1,4 +1,4 @@
-"""Messages about checkpoints: who asks for one, what servers keep and write for it, and how workers let it be a cut."""
+"""Messages about checkpoints: the request, what servers write for it, and how workers pause for a consistent cut."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ class Unsave(Message):
 
 @immutable
 class Checkpoint(Message):
-    """Somebody asks for a checkpoint of a job, without joining, or a member of its own, where ``job`` is empty.
+    """Request a checkpoint of a job without joining, or, as a member with an empty ``job``, of its own job.
 
-    ``consistent`` 1 asks for a cut between pushes, also in the asynchronous mode. ``state`` is kept with it for the
+    ``consistent`` 1 asks for a cut between pushes, also in the asynchronous mode. ``state`` is stored with it for the
     user. ``nonce`` and ``guard`` are as in `EndJob`.
     """
 

@@ -1,4 +1,4 @@
-"""Messages of workers, servers and the coordinator about who may go on: barriers, steps, ranges of a data set."""
+"""Messages of workers, servers and the coordinator about progress: barriers, steps, ranges of a data set."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Enter(Message):
 
 @immutable
 class Released(Message):
-    """Everybody has entered the barrier of ``request``; ``step`` as in `Range`."""
+    """All workers have entered the barrier of ``request``; ``step`` as in `Range`."""
 
     kind: ClassVar[int] = 15
     request: U64
@@ -68,7 +68,7 @@ class Proceed(Message):
     """The worker of ``request`` may go on, and reads version ``version`` or a later one; bounded: of the slowest clock.
 
     ``counted`` is 0 when the step was over before its gradients were complete: they were dropped. ``left_out`` is 1
-    when nobody's gradient was applied in the step that the worker had arrived at.
+    when no gradient was applied in the step that the worker had arrived at.
     """
 
     kind: ClassVar[int] = 21

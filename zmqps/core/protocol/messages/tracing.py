@@ -1,4 +1,4 @@
-"""Messages about traces of a running cluster: who asks for one, who records, and how that comes back."""
+"""Messages about traces of a running cluster: how one is requested, recorded and fetched."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class TraceAction(IntEnum):
-    """What somebody wants of a trace: to see how far it is, to start one, or to end it."""
+    """What a request wants of a trace: its progress, to start one, or to end it."""
 
     LOOK, START, STOP = range(3)
 
@@ -27,7 +27,7 @@ class TraceState(IntEnum):
 
 @immutable
 class Trace(Message):
-    """Nodes are to record where time goes, or to end that; or somebody looks how far it is.
+    """Tell nodes to record where time goes, or to stop; or ask how far the trace is.
 
     Of one job (its workers, and all servers), or of all where ``job`` is empty; for ``seconds``, or until each worker
     has pushed ``steps`` times (0: for the seconds alone); into ``nbytes`` of memory on each node. ``nonce`` and
@@ -98,7 +98,7 @@ class Clock(Message):
 
 @immutable
 class Fetch(Message):
-    """Somebody wants what a node has recorded, from ``offset``; the coordinator passes it on to that node.
+    """Fetch what a node has recorded, from ``offset``; the coordinator forwards it to that node.
 
     ``nonce`` and ``guard`` are as in `EndJob`; to the node they are empty.
     """
@@ -114,7 +114,7 @@ class Fetch(Message):
 
 @immutable
 class Piece(Message):
-    """Answer to `Fetch`: a piece of ``total`` bytes; the coordinator passes it on to who wants it."""
+    """Answer to `Fetch`: a piece of ``total`` bytes; the coordinator forwards it to the requester."""
 
     kind: ClassVar[int] = 106
     request: U32

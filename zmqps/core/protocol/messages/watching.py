@@ -1,4 +1,4 @@
-"""Messages of those who look at a cluster: how it is, whether its nodes answer, and what their threads are doing."""
+"""Messages that inspect a cluster: its state, whether its nodes answer, and what their threads are doing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COORDINATOR_NODE = "coordinator"
 
 @immutable
 class StatusRequest(Message):
-    """Anybody may ask, without joining."""
+    """Any peer may ask, without joining."""
 
     kind: ClassVar[int] = 18
     request: U64
@@ -36,10 +36,10 @@ class Status(Message):
 
 @immutable
 class Watch(Message):
-    """What goes beyond the status: series, events, and for whom steps wait. Anybody may ask, without joining.
+    """Ask for series, events, and which members steps wait for. Any peer may ask, without joining.
 
-    ``span``: how many seconds to look back; ``points``: of each series at most so many; ``every``: only of those that
-    stand for so many seconds each, 0 for the finest that reach back so far. ``job`` and ``node`` choose series; empty:
+    ``span``: how many seconds to look back; ``points``: the most points of a series; ``every``: the seconds that a
+    point covers, 0 for the finest resolution that reaches back so far. ``job`` and ``node`` choose series; empty:
     all.
     """
 
@@ -54,9 +54,9 @@ class Watch(Message):
 
 @immutable
 class Examine(Message):
-    """All members are to answer a `Probe`; or the one that ``node`` names is to say what its threads are doing.
+    """Ask all members to answer a `Probe`, or the one that ``node`` names what its threads are doing.
 
-    Anybody may ask for the first, without joining. For the second, ``nonce`` and ``guard`` are as in `EndJob`.
+    Any peer may ask for the first, without joining. For the second, ``nonce`` and ``guard`` are as in `EndJob`.
     """
 
     kind: ClassVar[int] = 96
@@ -70,9 +70,9 @@ class Examine(Message):
 class Examined(Message):
     """Answer to `Examine`, once all have answered or the time is over; ``findings`` has ``seconds`` and ``nodes``.
 
-    Of each node: who it is, ``state`` (``answered``, ``silent``, ``gone``), ``seen_s`` since its last sign of life, and
-    if it has answered ``latency_s`` there and back, and ``lag_s`` by which its loop was late. ``stacks`` are the lines
-    of the one that was named. Where ``own`` is 1 that is the coordinator, whose process adds them.
+    Of each node: its identity, ``state`` (``answered``, ``silent``, ``gone``), ``seen_s`` since its last sign of life,
+    and if it has answered the round trip ``latency_s`` and ``lag_s``, by which its loop was late. ``stacks`` are the
+    lines of the named node. If ``own`` is 1 that is the coordinator, whose process adds them.
     """
 
     kind: ClassVar[int] = 97

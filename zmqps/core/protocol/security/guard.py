@@ -52,7 +52,7 @@ def check_welcome(job_secret: bytes, hello: m.Hello, welcome: m.Welcome) -> None
     if job_secret and not same(welcome.proof, welcome_guard(job_secret, hello)):
         raise IdentityError(
             f"the coordinator ({welcome.name}) does not show that it knows the job secret of this {hello.role}; start "
-            "it with the same --job-secret FILE, and look who listens at its address"
+            "it with the same --job-secret FILE, and check which process listens at its address"
         )
 
 
@@ -89,11 +89,11 @@ def check_order(job_secret: bytes, end_key: bytes, order: m.Message) -> None:
     does = row.does if row is not None else ""
     if not job_secret:
         raise IdentityError(
-            f"only the user who runs the coordinator may {does}, by zmqps {command} --coordinator on its host; to do "
+            f"only the coordinator's own user may {does}, by zmqps {command} --coordinator on its host; to do "
             "so from elsewhere, start the cluster with --job-secret FILE"
         )
     shown = "shows that it knows another one" if guard else "shows none"
-    raise IdentityError(f"this cluster has a job secret, and who wants to {does} {shown}; {_ADVICE}")
+    raise IdentityError(f"this cluster has a job secret; to {does}, show it: this {command} {shown}; {_ADVICE}")
 
 
 def _guard(job_secret: bytes, *facts: bytes) -> bytes:

@@ -53,7 +53,7 @@ TABLE = (
     Row(m.Watch, "watch the cluster", _ANYBODY),
     Row(m.Examine, "ask whether all nodes answer", _ANYBODY),
     Row(m.Exited, "say that a process has ended whose token it shows", _ANYBODY),
-    Row(m.Hello, "say who it is", _ANYBODY, _ANYBODY),
+    Row(m.Hello, "introduce itself", _ANYBODY, _ANYBODY),
     Row(m.Leave, "leave", _ANYBODY, _ANYBODY),
     Row(m.Farewell, "leave a coordinator that was away", _ANYBODY),
     Row(m.Heartbeat, "give signs of life", _MEMBERS),
@@ -114,7 +114,7 @@ TABLE = (
     Row(m.FileAnswer, "answer about a file", server=_from(COORDINATOR)),
     Row(m.Lead, "let it lead a shard, with which backups", server=_from(COORDINATOR)),
     Row(m.Yield, "let it give up a shard", server=_from(COORDINATOR)),
-    Row(m.Cut, "let it cut shards anew", server=_from(COORDINATOR)),
+    Row(m.Cut, "let it recut shards", server=_from(COORDINATOR)),
     Row(m.Draining, "say how far it is drained", server=_from(COORDINATOR)),
     Row(m.Shutdown, "end it", server=_from(COORDINATOR)),
 )  # fmt: skip
@@ -185,7 +185,7 @@ def check_sender(message: m.Message, role: str, holder: KeyHolder | None, *, key
     if role == STRANGER and allowed.isdisjoint((STRANGER, OPERATOR)):
         return row
     if keyed and allowed.isdisjoint(ALLOWS.get(holder.role, ()) if holder else (STRANGER,)):
-        takes = "; whoever runs the cluster makes one that does: zmqps keys token"
+        takes = "; the cluster's owner can make one that does: zmqps keys token"
         if OPERATOR in allowed:
             takes = "; that takes a node's: run it with --keys DIR where the cluster's nodes have theirs"
         shown = str(holder) if holder else "a connection without one"
@@ -220,7 +220,7 @@ def check_role(holder: KeyHolder | None, role: str, *, keyed: bool) -> None:
         return
     if role not in ALLOWS.get(holder.role, ()):
         raise IdentityError(
-            f"{holder} does not allow to join as a {role}; whoever runs the cluster makes one that does: zmqps keys"
+            f"{holder} does not allow to join as a {role}; the cluster's owner can make one that does: zmqps keys"
         )
 
 

@@ -1,8 +1,8 @@
 """Gradients of a synchronous step, kept apart by push until the step is committed.
 
-They are not added up on arrival: who contributes is known only at the commit (a worker may die
-between two slices, or be one too many), and a sum of floats cannot be taken back. Kept apart they
-are also added in the order the coordinator names, so the result does not depend on the order of arrival.
+They are not added up on arrival: the contributors are known only at the commit (a worker may die between two slices, or
+be one too many), and a sum of floats cannot be undone. Kept apart they are also added in the order the coordinator
+names, so the result does not depend on the order of arrival.
 
 What lies in the memory of a worker on this host that leaves it alone until the step is over is not even copied, but
 read there when the step is committed. So a step reads each gradient once, and writes nothing but the new values.
@@ -92,9 +92,9 @@ class Brought:
 class Stage:
     """The gradients of the open steps of one shard, apart for each push and slice.
 
-    Memory is bounded for each worker, not in sum, for nobody knows how many there will be: `OPEN_STEPS` times the
-    gradients that a step may need of it, and `SPARE_GRADIENTS`. Buffers of whole slices are used again, and given back
-    after `SPARE_STEPS` without need.
+    Memory is bounded for each worker, not in sum, as their number is not known beforehand: `OPEN_STEPS` times the
+    gradients that a step may need of it, and `SPARE_GRADIENTS`. Buffers of whole slices are reused, and released when
+    idle for `SPARE_STEPS`.
     """
 
     def __init__(
@@ -216,7 +216,7 @@ class Stage:
         Returns
         -------
         list of (start, mean)
-            The stretches of the slice that somebody pushed, ascending. The arrays are valid until
+            The stretches of the slice that were pushed, ascending. The arrays are valid until
             the next call.
         """
         slices = self._steps.get(step, {})
@@ -267,7 +267,7 @@ class Stage:
                 for buffer in (brought.buffer for brought in slices.values() if brought.whole and not brought.lent):
                     self._spares.setdefault((buffer.size, buffer.dtype), []).append((buffer, step))
         given_back = 0
-        for spares in self._spares.values():  # taken from the end: those nobody needs stay at the front
+        for spares in self._spares.values():  # taken from the end: unused ones stay at the front
             old = 0
             while old < len(spares) and spares[old][1] <= step - SPARE_STEPS and given_back < GIVE_BACK_NBYTES:
                 given_back += spares[old][0].nbytes

@@ -1,9 +1,9 @@
 """How much a shard may take beside its values, for those that are read while they are updated.
 
-A buffer that somebody reads is not written to; an update goes to another one (`buffers.py`). So beside
-the values as many bytes are needed as others read, and no more: what a server has to bound is what it lets them read.
-It counts that where it hands values out. Beyond what was admitted it asks for more; where there is none, values are
-handed out as copies, which nobody has to leave alone, and no more of them wait for a peer than of any answers.
+A buffer that is being read is not written to; an update goes to another one (`buffers.py`). So the server needs as
+many extra bytes as others read, and no more, and bounds how much it lets them read. It counts the bytes it lends.
+Beyond the admitted amount it asks for more; if there is none, readers get copies, which need not be kept as they are,
+and no more copies wait for a peer than other answers do.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def beside_nbytes(values_nbytes: int, num_workers: int) -> int:
 class Beside:
     """What a shard may take beside its values.
 
-    Who hands values out adds them to ``read_nbytes``, and asks `may_lend` once that is more than ``lendable_nbytes``.
+    A lender adds the bytes to ``read_nbytes``, and asks `may_lend` once that exceeds ``lendable_nbytes``.
     """
 
     def __init__(

@@ -1,12 +1,12 @@
 """The buffers that the values of slices lie in.
 
-A buffer that somebody still reads is never written to: an update goes to another one, which takes
+A buffer that is still being read is never written to: an update goes to another one, which takes
 its place. Each slice has a *home* in the shard's arena. Where readers may take as long as they like
 (`zmqps.core.protocol.loans.Loan`) it gets a second place, in an arena of the same shape, and goes back and
 forth between the two: so neighbours usually stay neighbours, and an array over several slices can
 be read where it lies. Whatever else is needed comes from a pool of spares. How much all that may be, `Beside` says:
 without the memory for a second arena there is none. A slice goes back to a place
-of its own as soon as nobody reads that, and spares that are not needed any more are given back: so memory shrinks
+of its own once that has no readers, and unused spares are released: so memory shrinks
 again when a slow reader has gone.
 """
 
@@ -26,7 +26,7 @@ from zmqps.core.server.dense.beside import Beside
 from zmqps.core.server.dense.memory import GIVE_BACK_NBYTES, Memory
 from zmqps.core.server.dense.slices import Pin, Room, SliceState
 
-#: Values of a slice: their version, they, and who reads them.
+#: Values of a slice: version, array, readers.
 Found = tuple[int, Array, list[Reader]]
 
 #: Buffers asked for, for each slice, between two looks at which spares were not needed.
@@ -34,7 +34,7 @@ ROUNDS = 32
 
 
 class Buffers:
-    """Gives slices buffers that nobody reads."""
+    """Gives slices buffers that have no readers."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Buffers:
         return arena[slice_.start - origin : slice_.stop - origin]
 
     def lend(self, found: list[Found]) -> list[Found]:
-        """Return values for somebody to read: those found, or copies where others read too much as it is.
+        """Return values to read: those found, or copies when too much is being read already.
 
         Called where they might (`Beside.read_nbytes`).
         """
@@ -118,9 +118,9 @@ class Buffers:
         return self._place(self._seconds[slice_.table], slice_)
 
     def room(self, state: SliceState) -> Room:
-        """Return a buffer that nobody reads for the next values of a slice: its own, where nobody reads that.
+        """Return a buffer without readers for the next values of a slice: its own, if that has none.
 
-        What it holds is up to the caller, who then moves the slice there, or puts the buffer back.
+        Its content is up to the caller, which then moves the slice there, or puts the buffer back.
         """
         self._num_rooms += 1
         if self._num_rooms > ROUNDS * len(self._slices):
@@ -157,7 +157,7 @@ class Buffers:
 
     def _spare(self, state: SliceState) -> Room:
         size, dtype = state.value.size, state.value.dtype
-        for i in range(len(self._spares) - 1, -1, -1):  # the last ones first: those nobody needs stay where they are
+        for i in range(len(self._spares) - 1, -1, -1):  # the last first: unused ones stay at the front
             if self._suits(self._spares[i][0], state):
                 return self._spares.pop(i)[0]
         if not self._fits(state.value.nbytes, ask=False) and self._make_room(state):
@@ -174,7 +174,7 @@ class Buffers:
         return spare, []
 
     def _make_room(self, wanted: SliceState) -> bool:
-        """Send home slices that nobody reads, drop spares of other sizes; return whether one of its size is free."""
+        """Send home slices without readers, drop spares of other sizes; return whether one of its size is free."""
         for state in self._slices:
             value, readers = state.value, state.readers
             home, watchers = state.places[0]
@@ -193,7 +193,7 @@ class Buffers:
         return room[0].size == state.size and room[0].dtype == state.value.dtype and _is_free(room[1])
 
     def _trim(self) -> None:
-        """Give the spares back that nobody has needed since the last time; where these are many, some a round."""
+        """Release the spares not used since the last time; if these are many, some a round."""
         kept: list[tuple[Room, int]] = []
         given_back = 0
         for room, window in self._spares:

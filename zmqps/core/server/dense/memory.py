@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Size = tuple[int, np.dtype[Any]]
 
 
-#: Bytes of what is not needed any more given back at once: for 0.1 ms a megabyte nobody is served.
+#: Bytes of unused memory released at once: each megabyte stops the server for 0.1 ms.
 GIVE_BACK_NBYTES = 64 << 20
 #: Bytes of new memory that are written to at once.
 FILL_NBYTES = 4 << 20
@@ -93,7 +93,7 @@ class Memory(Protocol):
         """
 
     def readable(self, array: Array) -> Array:
-        """Return an array that nobody writes to as this host can read it, without a copy where it is here."""
+        """Return an array that is not being written to as this host can read it, without a copy if it is here."""
 
     def copied(self, array: Array) -> Array:
         """Return a copy of an array on this host, whatever is written to it later."""
@@ -107,7 +107,7 @@ class HostMemory:
 
     def __init__(
         self,
-        # allocates arrays for values, say where other processes can read them: ``values(size, dtype)``
+        # allocates arrays for values, such as memory that other processes read: ``values(size, dtype)``
         values: Callable[[int, np.dtype[Any]], Array] = np.empty,
         coding: Coding = CODING,  # the door to the codecs
         given_back: Callable[[int], None] = lambda nbytes: None,  # is told how many bytes are not kept any more
@@ -163,13 +163,13 @@ class HostMemory:
     def send(
         self, codec: Codec | None, parts: Sequence[Sequence[Array]], seed: int, readers: Sequence[list[Reader]]
     ) -> Outgoing:
-        """Return the arrays themselves; encoded they are a copy, which nobody else reads."""
+        """Return the arrays themselves; encoded they are a copy, which has no other readers."""
         if codec is None:
             if len(parts) == 1 and len(parts[0]) == 1 and parts[0][0].nbytes:  # as in most messages
                 return Outgoing(parts[0], readers, None)
             payload = gather([array for pieces in parts for array in pieces])
             owners = {id(a): watchers for pieces, watchers in zip(parts, readers, strict=True) for a in pieces}
-            # nobody reads a slice that was copied to a buffer with others
+            # a slice that was copied to a buffer with others has no readers
             return Outgoing(payload, [owners.get(id(buffer), []) for buffer in payload], None)
         return Outgoing(self._coding.compress(codec, parts, seed=seed), [], None)
 

@@ -2,11 +2,11 @@
 
 A slice is updated in one go, so its update is atomic. A buffer that the transport still reads
 (a pull being sent without a copy) is never written: the update then goes to a spare buffer, which
-takes its place. So a pull never sees a slice half updated, and nobody waits for a lock.
+takes its place. So a pull never sees a slice half updated, and no thread waits for a lock.
 
 An update has all the memory it needs before the first kernel runs, and nothing is counted before the last one has;
-from then on it is applied, and whoever asked for it remembers that first. So what fails changes nothing, and may be
-asked for again, and what is done is done once.
+from then on it is applied, and its requester records that first. So a failed update changes nothing and may be
+requested again, and a completed one is never repeated.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ class DensePart:
         return choose(spec, nbytes)
 
     def note_read(self, parts: Sequence[Part], puller: bytes) -> None:
-        """A worker has been sent the current values of some slices, which nobody remembers."""
+        """Note that a worker was sent the current values of some slices; here, nothing is remembered."""
 
     def forget(self, incarnation: bytes) -> None:
         """A worker has gone. Its gradients stay in the `Stage` until their step is closed: it may have arrived."""
@@ -375,7 +375,7 @@ class DensePart:
         versions
             A version a part.
         readers
-            Lists to append to while somebody still reads the payload.
+            Lists to append to while the payload is still being read.
         """
         states = self._resolve(parts)
         for state in states:

@@ -1,4 +1,4 @@
-"""Fills slices with what others on the same server have of them: where a job's shards are cut anew."""
+"""Fills slices from other copies on the same server when a job's shards are recut."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from zmqps.errors import InternalError, ProtocolError, PSError, ShardBrokenError
 if TYPE_CHECKING:
     from zmqps.core.protocol.messages import Buffer
 
-#: A buffer, and who reads it.
+#: A buffer, and its readers.
 Room = tuple[Array, list[Reader]]
 #: Elements that one kernel call can take: ``(start, stop, kernel, updates so far)``.
 Stretch = tuple[int, int, int, int]
@@ -52,7 +52,7 @@ class Pin:
         self.done = False
 
     def yield_(self) -> None:
-        """Be done, if whoever pins can do without."""
+        """Be done, if the owner of the pin can do without it."""
         self._give_up()
 
 
@@ -83,7 +83,7 @@ class SliceState:
         self.slots = slots
         self.version = 0
         self.snapshot: Watcher | None = None  # wants the slots as they are; the values are pinned by a reader
-        self.readers: list[Reader] = []  # who still reads ``value``
+        self.readers: list[Reader] = []  # those that still read ``value``
         self.places: list[tuple[Array, list[Reader]]] = [(value, self.readers)]  # where it belongs, and its readers
         self.history: deque[tuple[int, Array, list[Reader], Pin]] = deque()  # versions kept readable
         self.positions = [segment.position for segment in slice_.segments]
@@ -118,7 +118,7 @@ class SliceState:
         self.readers[:] = [reader for reader in self.readers if not reader.done]
 
     def at(self, version: int | None) -> tuple[int, Array, list[Reader]]:
-        """Return a version (None: the current one) with its values and who reads them."""
+        """Return a version (None: the current one) with its values and readers."""
         for number, value, readers, _ in self.history:
             if number == version:
                 return number, value, readers
@@ -242,7 +242,7 @@ class Rooms(Protocol):
     """What updates need of `zmqps.core.server.dense.buffers.Buffers`."""
 
     def room(self, state: SliceState) -> Room:
-        """Return a buffer that nobody reads for the next values of a slice."""
+        """Return a buffer without readers for the next values of a slice."""
 
     def move(self, state: SliceState, room: Room) -> None:
         """Let a slice's values be those in a buffer; done again it goes on where it failed."""
@@ -262,7 +262,7 @@ class Updates:
     def __init__(
         self,
         kernels: Kernels,
-        rooms: Rooms,  # where new values go while somebody reads the old ones
+        rooms: Rooms,  # where new values go while the old ones are being read
         memory: Memory,
         *,
         undoes: bool,  # whether kernels may fail after they have begun to write, so that copies must be kept meanwhile

@@ -117,7 +117,7 @@ class Snapshot:
         return SnapshotSlice(row.state.slice.index, row.version, row.steps, value, slots)
 
     def done(self, number: int) -> None:
-        """A slice is written: nobody reads it any more."""
+        """Release a slice that has been written."""
         row = self._rows.pop(number, None)
         if row is not None:
             row.pin.done = True

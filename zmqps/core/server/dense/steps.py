@@ -28,8 +28,8 @@ class ShardSteps:
     ) -> None:
         self.version = 0  # steps committed
         self.stage = stage
-        #: Is told what a slice is about to be updated with, where others are to do the same; what it returns is called
-        #: as soon as that is done.
+        #: Called with the update of a slice before it is applied, if replicas must repeat it; the function that it
+        #: returns is called once the update is applied.
         self.forward: Callable[[SliceState, Stretches, Stretches, Sequence[float]], Note] | None = None
         self._slices = slices
         self._updates = updates
@@ -207,4 +207,4 @@ def pushes_of(contributors: Sequence[Contributor]) -> list[PushId]:
 
 
 def unnoted() -> None:
-    """Nobody remembers what was done."""
+    """Record nothing."""

@@ -453,7 +453,7 @@ def make_rows(
     more
         Requests memory for them as they grow.
     secret
-        A secret number: without it nobody can make many ids collide.
+        A secret number: without it a peer cannot make many ids collide.
     store_of
         Makes a store in the memory of the shard's arrays (`Memory.rows`).
     """

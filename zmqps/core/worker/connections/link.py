@@ -631,4 +631,4 @@ class Link:
         assert (self.probe.due is not None) == (bool(self.in_flight) and not self.resends.all)
         assert not (self.resends.all and self.later)
         handshake = self.server.handshake
-        assert handshake.is_over or handshake.due is not None or not self.resends.all, "nobody looks why"
+        assert handshake.is_over or handshake.due is not None or not self.resends.all, "no timer would find out why"
