@@ -293,7 +293,7 @@ def test_a_stage_with_another_secret_is_told_and_harms_nobody(
         assert tail.receive()["x"].tolist() == [number] * 3
         tail.send({"x": np.full(3, -number)})
         assert head.receive()["x"].tolist() == [-number] * 3
-    assert f"{where}: a stranger, who does not know the channel's secret, was refused" in caplog.text
+    assert f"{where}: refused a peer that does not know the channel's secret" in caplog.text
     assert head.endpoint.partition("#")[2] not in caplog.text
 
 

@@ -92,10 +92,10 @@ def test_a_worker_with_a_token_trains_and_one_without_is_refused(
         worker.push({"secret_layer": np.ones(4, np.float32)})
         assert worker.pull()["secret_layer"].tolist() == [-1.0] * 4
         assert lines(caplog, "refused") == [], "none of the cluster's own"
-        with refused_soon(caplog, "takes nobody without a key", "it shows no key"):
+        with refused_soon(caplog, "refuses peers without a key", "it shows no key"):
             zmqps.connect(made.address)
         assert len(lines(caplog, "refused")) == 1
-        with pytest.raises(KeyRefusedError, match="takes nobody without a key"):
+        with pytest.raises(KeyRefusedError, match="refuses peers without a key"):
             ask_status(made.address)
         status = ask_status(made.address, keys=keys.Keys.of_token(keys.token(folder, "observer")))
         assert [member["role"] for member in status["members"]] == ["server", "worker"]
@@ -110,7 +110,7 @@ def test_a_stranger_with_keys_of_its_own_is_refused(
         with refused_soon(caplog, "has another key than this one's keys say", "it looks for a node with another key"):
             zmqps.connect(made.address, keys=own)
         (own / "cluster.pub").write_text((folder / "cluster.pub").read_text())
-        with refused_soon(caplog, "not, or no longer, one that may come in", "its key is none of this cluster's"):
+        with refused_soon(caplog, "its key is unknown, or was revoked", "its key is none of this cluster's"):
             zmqps.connect(made.address, keys=own)
 
 
@@ -237,7 +237,7 @@ def test_who_has_the_name_of_another_connection_and_a_key_of_its_own_is_not_hear
 def test_a_socket_of_this_host_takes_nobody_without_a_key(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     with cluster(folder) as made:
         local = made.open(new_local_endpoint())
-        with refused_soon(caplog, "takes nobody without a key", "it shows no key"):
+        with refused_soon(caplog, "refuses peers without a key", "it shows no key"):
             ask_status(local)
         assert ask_status(local, keys=keys.Keys.load(folder))["endpoint"] == made.address
 
@@ -362,7 +362,7 @@ def test_what_was_recorded_of_a_token_s_connection_opens_nothing_when_it_is_said
         assert time.monotonic() - begun < stretch(SOON_S)
         assert b"READY" in recorder.seen
         assert b"READY" not in answer
-        heard(caplog, "or it repeats what somebody else has said")
+        heard(caplog, "or it repeats what another peer has sent")
         assert len(lines(caplog, "refused")) == 1
         assert [member["role"] for member in made.status()["members"]] == ["server"]
 

@@ -37,7 +37,7 @@ def test_progress_is_for_who_looks_on(looks_on: bool, monkeypatch: pytest.Monkey
 def test_a_port_where_nobody_listens_is_soon_said(ask: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracing, "ANSWER_S", 1.5)
     begun = time.monotonic()
-    with reserved_port() as port, pytest.raises(DeadlineError, match=r"^trace.*nobody listens at that port"):
+    with reserved_port() as port, pytest.raises(DeadlineError, match=r"^trace.*no process listens at that port"):
         ask(f"tcp://127.0.0.1:{port}")
     assert time.monotonic() - begun < 0.5 * tracing.FETCH_S
 

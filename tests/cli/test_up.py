@@ -479,4 +479,4 @@ def test_the_end_of_a_cluster_is_not_awaited_long_where_nobody_listens(zmqps) ->
     ended = zmqps("down", "--coordinator", f"tcp://127.0.0.1:{port}")
     assert ended.returncode == exits.COORDINATOR_LOST
     assert "timed out after 5.0 s" in ended.stderr
-    assert "nobody listens at that port" in ended.stderr
+    assert "no process listens at that port" in ended.stderr

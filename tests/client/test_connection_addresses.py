@@ -69,7 +69,7 @@ def test_a_coordinator_whose_name_does_not_resolve_is_named(
 def test_a_coordinator_that_is_not_there_is_told_from_one_that_does_not_resolve(soon: None) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    with pytest.raises(DeadlineError, match=r"nobody listens at that port \(connection refused\)"):
+    with pytest.raises(DeadlineError, match=r"no process listens at that port \(connection refused\)"):
         zmqps.connect(join("127.0.0.1", port), timeout=1.0)
 
 

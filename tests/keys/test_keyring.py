@@ -80,7 +80,7 @@ def test_a_mounted_secret_of_links_is_taken(folder: Path, tmp_path: Path) -> Non
         ("cluster.pub", "x" * 39, "does not hold a key of 40 characters"),
         ("worker.key", "x" * 40, "does not hold a key of 40 characters"),
         ("cluster.key", "", "does not hold the keys of a node"),
-        ("authorized.toml", "", "without it a node would let nobody in"),
+        ("authorized.toml", "", "without it a node would let no peer in"),
         ("authorized.toml", "[[key", "cannot read"),
         ("authorized.toml", "other = 1", "and nothing else"),
         ("authorized.toml", "key = 1", "and nothing else"),

@@ -128,7 +128,7 @@ def test_a_server_that_a_firewall_shuts_off_in_mid_run_is_named_soon_and_trainin
     lan.block(b, "5571", source=c, reject=reject)
     began = time.monotonic()
     named = rf"cannot reach server 0 \(server-0, tcp://{re.escape(b.address)}:5571\) for \d+ s"
-    worker.said(rf"{named}: .*firewall" if not reject else rf"{named}: nobody listens", 20)
+    worker.said(rf"{named}: .*firewall" if not reject else rf"{named}: no process listens", 20)
     since = time.monotonic()
     assert since - began < NAMED, worker.output
     print(f"named after {since - began:.1f} s")

@@ -178,5 +178,5 @@ def test_a_worker_that_is_killed_and_not_replaced_is_named_when_the_job_ends(lan
     nodes.coordinator.said(rf"lost worker \d .*{lan.hosts[2].name}", 20)
     assert other.finish(30) == 0, other.output
     assert nodes.coordinator.finish(20) == exits.WORKERS_FAILED, nodes.log
-    assert re.search(rf"worker \d .*{lan.hosts[2].name}.* was lost, and nobody came instead", nodes.log), nodes.log
+    assert re.search(rf"worker \d .*{lan.hosts[2].name}.* was lost, and none came instead", nodes.log), nodes.log
     assert nodes.servers[0].finish(20) == 0, nodes.log

@@ -96,7 +96,7 @@ def test_a_server_behind_a_firewall_is_named_by_the_worker_and_by_the_host_that_
         nodes.start_worker(c, "--seconds", 60).said(rf"cannot reach server 0 .*{re.escape(b.address)}:5571", 30)
         code, rows, found = look(a, lan.names, "--coordinator", nodes.address, "--quick")
         why = (
-            r"nobody listens at that port \(connection refused\)"
+            r"no process listens at that port \(connection refused\)"
             if reject
             else "that host sends no answer: .*firewall.*"
         )

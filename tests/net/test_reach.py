@@ -25,20 +25,20 @@ def listener() -> Iterator[socket.socket]:
 
 def test_where_somebody_listens_that_does_not_answer(listener: socket.socket) -> None:
     endpoint = join(*listener.getsockname()[:2])
-    assert "somebody takes connections there" in why_silent(f"{endpoint} ipc://@zmqps-gone")
+    assert "a process takes connections there" in why_silent(f"{endpoint} ipc://@zmqps-gone")
 
 
 def test_where_nobody_listens() -> None:
-    assert why_silent(join("127.0.0.1", free_port())) == "nobody listens at that port (connection refused)"
+    assert why_silent(join("127.0.0.1", free_port())) == "no process listens at that port (connection refused)"
 
 
 def test_a_socket_of_this_host() -> None:
     name = f"zmqps-test-{secrets.token_hex(8)}"
-    assert why_silent(f"ipc://@{name}") == "nobody listens there on this host"
+    assert why_silent(f"ipc://@{name}") == "no process listens there on this host"
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(f"\0{name}")
         server.listen()
-        assert why_silent(f"ipc://@{name}") == "somebody listens there, but does not answer"
+        assert why_silent(f"ipc://@{name}") == "a process listens there, but does not answer"
 
 
 @pytest.mark.parametrize(
@@ -70,8 +70,8 @@ def test_a_name_that_does_not_resolve_is_the_reason(monkeypatch: pytest.MonkeyPa
 def test_of_a_name_each_address_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reach, "resolve", lambda name, timeout: ["127.0.0.1", "127.0.0.2"])
     why = why_silent(f"tcp://node-b:{free_port()}")
-    assert why.startswith("127.0.0.1: nobody listens at that port")
-    assert "; 127.0.0.2: nobody listens" in why
+    assert why.startswith("127.0.0.1: no process listens at that port")
+    assert "; 127.0.0.2: no process listens" in why
 
 
 def test_what_is_no_endpoint_is_said_in_words() -> None:

@@ -30,7 +30,7 @@ AGAIN_S = 5.0
 #: A connection whose key was revoked is kept this much longer, to send its end.
 LAST_WORD_S = 0.1
 #: After this many seconds a peer that took another connection's name has been shut.
-CONTESTED_S, TAKEN = 1.0, "somebody else has taken its name"
+CONTESTED_S, TAKEN = 1.0, "another peer has taken its name"
 #: The ZAP domain: ZeroMQ asks the socket's handler, and refuses all connections without one.
 DOMAIN = b"zmqps"
 _ZAP = "inproc://zeromq.zap.01"

@@ -203,7 +203,7 @@ def find_keys(keys: str | os.PathLike[str] | None, token: str | None, environmen
         Both were given, or they cannot be read.
     """
     if keys is not None and token is not None:
-        raise ConfigurationError("give either keys or a token: both say who this is")
+        raise ConfigurationError("give either keys or a token: each identifies this process")
     if keys is None and token is None:
         token = environment.get("ZMQPS_TOKEN") or None
         keys = None if token else environment.get("ZMQPS_KEYS") or None
@@ -239,7 +239,7 @@ def read_entries(path: Path) -> list[Entry]:
     """
     text = _read(path)
     if not text:
-        raise ConfigurationError(f"{path} is missing: without it a node would let nobody in")
+        raise ConfigurationError(f"{path} is missing: without it a node would let no peer in")
     try:
         found = tomllib.loads(text)
     except (ValueError, RecursionError) as error:

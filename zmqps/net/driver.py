@@ -92,8 +92,8 @@ class Driver:
     landed
         The same for `Landed`: ``landed(operation, parameters)``.
     failed
-        Called after a defect: nobody may wait for this machine any more, and it ends. Without it the
-        machine goes on, and the peer whose request it was is told.
+        Called after a defect: requests to this machine are failed, and it ends. Without it the
+        machine goes on, and the peer that sent the request gets an error.
     journal
         Where its `Record` actions go; None: nowhere.
     """
@@ -264,7 +264,7 @@ class Driver:
             case Disconnect(peer):
                 self.transport.disconnect(peer)
             case Look(peer, endpoint):
-                # nobody waits for this thread: the system's resolver may take a minute
+                # not awaited: the system's resolver may take a minute
                 Thread(target=self._look, args=(self._loop, peer, endpoint), daemon=True).start()
             case Run():
                 self._spawn(self._run(action))
@@ -282,7 +282,7 @@ class Driver:
 
     def _introduced(self, peer: Peer, message: m.Message) -> Received | Unreachable | None:
         origin = self.transport.origin(peer) if isinstance(message, m.Hello | m.EndJob) else ""
-        if origin is None:  # nobody is there any more, and from where it came cannot be told: it says hello again
+        if origin is None:  # the peer has disconnected, so its origin is unknown: it says hello again
             return None
         if isinstance(message, m.Hello | m.Welcome):
             try:
@@ -377,7 +377,8 @@ class Driver:
         stood_s = self._stood_s - before
         if stood_s >= STANDSTILL_S:
             self.log.warning(
-                "stood still for %.1f s (stopped, swapped out, or the host was); nobody is judged by that time", stood_s
+                "stood still for %.1f s (stopped, swapped out, or the host was); that time counts against no peer",
+                stood_s,
             )
         return stood_s
 
@@ -409,7 +410,7 @@ async def run_node(
     driver
         The node.
     announcement
-        A line to tell the parent process, say where this node can be reached.
+        A line that tells the parent process where this node can be reached.
     parent_fd
         One end of a socket pair whose other end the parent holds. The announcement is written to
         it, and when the parent is gone, however it ended, the node stops: no orphans.

@@ -97,7 +97,7 @@ def read_secret(path: str | os.PathLike[str] | None, option: str, what: str) -> 
     if not MIN_SECRET_NBYTES <= len(secret) <= MAX_SECRET_NBYTES:
         raise ConfigurationError(
             f"{what} in {str(path)!r} has {len(secret)} bytes; take {MIN_SECRET_NBYTES} to {MAX_SECRET_NBYTES} "
-            "that nobody can guess: openssl rand -hex 32"
+            "that are hard to guess: openssl rand -hex 32"
         )
     return secret
 
@@ -115,7 +115,7 @@ def check_bind(endpoint: str, *, insecure: bool, keyed: bool = False) -> None:
     beyond = endpoint.startswith("tcp://") and not is_loopback(split(endpoint)[0])
     if beyond and not insecure and not keyed:
         raise ConfigurationError(
-            f"{endpoint} can be reached from other hosts, and without keys anybody there may read and change "
+            f"{endpoint} can be reached from other hosts, and without keys any of their users may read and change "
             "everything; make some with `zmqps keys create DIR` and pass --keys DIR, bind to 127.0.0.1, or pass "
-            "--insecure on a network where you trust everybody"
+            "--insecure on a network where you trust every host"
         )

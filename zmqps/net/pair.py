@@ -416,7 +416,7 @@ def _keep_door(zap: zmq.Socket[bytes], monitor: zmq.Socket[bytes], word: bytes, 
                 zap.send_multipart([version, request, *status, b"", b""])
             if monitor in ready:
                 recv_monitor_message(monitor)
-                _say(throttle, f"{endpoint}: a stranger, who does not know the channel's secret, was refused")
+                _say(throttle, f"{endpoint}: refused a peer that does not know the channel's secret")
     except zmq.ContextTerminated:
         pass
     finally:

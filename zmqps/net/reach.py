@@ -30,7 +30,7 @@ def why_silent(advertised: str) -> str:
     remote = next((endpoint for endpoint in endpoints if not endpoint.startswith("ipc://")), None)
     if remote is None:
         here = any(map(is_reachable_locally, endpoints))
-        return "somebody listens there, but does not answer" if here else "nobody listens there on this host"
+        return "a process listens there, but does not answer" if here else "no process listens there on this host"
     try:
         host, port = split(remote)
         addresses = resolve(host, RESOLVE_TIMEOUT)
@@ -54,11 +54,11 @@ def _answer(address: str, port: int) -> str:
     except TimeoutError:
         return "that host sends no answer: it is off, or a firewall drops what is sent to this port"
     except ConnectionRefusedError:
-        return "nobody listens at that port (connection refused)"
+        return "no process listens at that port (connection refused)"
     except OSError as error:
         if error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EACCES, errno.EPERM):
             return f"there is no way to that host, or a firewall refuses it ({os.strerror(error.errno).lower()})"
         return str(error.strerror or error).lower()
     if ours == theirs:  # a free port that the system has given to this very connection
-        return "nobody listens at that port"
-    return "somebody takes connections there, but does not answer: it is busy, or it is no node of this cluster"
+        return "no process listens at that port"
+    return "a process takes connections there, but does not answer: it is busy, or it is no node of this cluster"

@@ -35,13 +35,13 @@ _MECHANISM = slice(12, 32)
 MISMATCH = int(zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH)
 
 NEEDS_A_KEY = (
-    "it takes nobody without a key; give this process a token (ZMQPS_TOKEN, zmqps.connect(token=...)) or a directory "
+    "it refuses peers without a key; give this process a token (ZMQPS_TOKEN, zmqps.connect(token=...)) or a directory "
     "of keys (--keys DIR, ZMQPS_KEYS)"
 )
 HAS_NO_KEYS = "it was started without keys, and this one has some; start it with --keys DIR, or give this one none"
 NOT_KNOWN = (
-    "its key is not, or no longer, one that may come in; whoever runs the cluster sees why in the node's log, and "
-    "makes a new token with zmqps keys token"
+    "its key is unknown, or was revoked; the node's log says which, and the cluster's owner "
+    "can make a new token with zmqps keys token"
 )
 ANOTHER_CLUSTER = (
     "it has another key than this one's keys say: they are of another cluster, or the cluster's key was changed; get a "
@@ -99,10 +99,10 @@ class RefusalLog:
             return "it has keys, and this node has none" if kind == _PROTOCOL and value == MISMATCH else ""
         if kind == _PROTOCOL and value == WRONG_KEY:
             return (
-                "it looks for a node with another key: its keys are of another cluster, or of before this one's "
-                "changed; or it repeats what somebody else has said"
+                "it looks for a node with another key: its keys are of another cluster, or older than this one's "
+                "last change; or it repeats what another peer has sent"
             )
-        return "it shows no key, and nobody comes in without one"  # whichever end has noticed first
+        return "it shows no key, and one is required"  # whichever end has noticed first
 
 
 def mechanism_at(endpoint: str) -> str:

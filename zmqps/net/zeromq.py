@@ -1,4 +1,4 @@
-"""The ZeroMQ transport: one ROUTER for those who connect here, one DEALER a connection we open."""
+"""The ZeroMQ transport: one ROUTER that peers connect to, and a DEALER for each connection that this node opens."""
 
 from __future__ import annotations
 
@@ -95,11 +95,11 @@ class ZmqTransport:
     io_threads
         How many threads of ZeroMQ read and write sockets; connections are spread over them.
     arrays
-        Whether those who connect here send arrays; where they do not, frames are limited to a header's size.
+        Whether peers that connect here send arrays; if not, frames are limited to a header's size.
     keys
-        What connections are encrypted with, and who may open one; None: they are not, and anybody may.
+        Encrypt connections, and decide which peers may open one; None: no encryption, and any peer may.
     role
-        Whose key is shown where this end connects: a server's, worker's, observer's, or an ``operator``'s.
+        The role whose key this end shows when it connects: a server's, worker's, observer's, or an ``operator``'s.
     """
 
     def __init__(
@@ -107,23 +107,23 @@ class ZmqTransport:
     ) -> None:
         keep_freed_memory()
         self._arrays = arrays
-        #: Returns the bytes of the largest array message that anybody may send; asked in the loop's thread.
+        #: Returns the bytes of the largest array message that a peer may send; asked in the loop's thread.
         self.largest_nbytes: Callable[[], int] = lambda: MAX_FRAMES * MAX_FRAME_NBYTES if arrays else 0
         self.counters: Counter[str] = Counter()
         self._context = zmq.Context(io_threads=io_threads)
         self._keys = keys
         self._reserve: Reserve | None = None  # of a node that takes arrays
-        self._gate: Gate | None = None  # with keys: who may connect here
+        self._gate: Gate | None = None  # with keys: which peers may connect here
         self._router: zmq.Socket[bytes] | None = None
         self._dealers = Dealers(self._context, role, keys, self._add, self._remove)
         self._sockets: list[tuple[Peer, zmq.Socket[bytes]]] = []
         self._door: Door | None = None
-        self._side_door: SideDoor | None = None  # where those come in who are on this host
-        self._known: dict[Peer, None] = {}  # those who were welcomed and are connected
-        self._doubted: set[Peer] = set()  # those of them of whom the door wants to hear when there is a message
-        self._returning: OrderedDict[Peer, None] = OrderedDict()  # those whose connection broke
-        self._current: tuple[Peer, int] = b"", -1  # who is being listened to before it is known, and its connection
-        self._backlogs = Backlogs()  # one for each who is known, one for all others
+        self._side_door: SideDoor | None = None  # for peers on this host
+        self._known: dict[Peer, None] = {}  # peers that were welcomed and are connected
+        self._doubted: set[Peer] = set()  # those whose next message the door wants to see
+        self._returning: OrderedDict[Peer, None] = OrderedDict()  # peers whose connection broke
+        self._current: tuple[Peer, int] = b"", -1  # the unknown peer whose message is being read, and its connection
+        self._backlogs = Backlogs()  # one for each known peer, one for all others
         self._put_off = PutOff()
         self._overlong: set[zmq.Socket[bytes]] = set()  # the rest of a message is being thrown away here
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -148,7 +148,7 @@ class ZmqTransport:
         Raises
         ------
         AddressInUseError
-            Names the port and, where it can be known, who holds it.
+            Names the port and, if known, the process that holds it.
         ConfigurationError
             The endpoint is invalid, or names an interface this host does not have.
         """
@@ -169,7 +169,7 @@ class ZmqTransport:
         if self._gate is not None:
             self._gate.secure(router)
         self._reserve = Reserve() if self._arrays else None
-        zmq.Frame(b"", track=True, copy=False)  # pyzmq's thread begins now, not when somebody asks for much
+        zmq.Frame(b"", track=True, copy=False)  # pyzmq's thread starts now, not in the middle of a large answer
         if sys.platform == "linux":  # elsewhere the kernel does not tell what has come over a connection
             self._door = Door(
                 router,
@@ -252,7 +252,7 @@ class ZmqTransport:
         return True
 
     def make_room(self) -> None:
-        """Let the reserve be used, and shut whoever makes this node hold most by not reading it."""
+        """Let the reserve be used, and disconnect the peer that makes this node hold most by not reading it."""
         if self._reserve is not None and self._loop is not None and self._door is not None:
             if self._reserve.give():
                 self._loop.call_later(RESERVE_S, self._reserve.take)
@@ -331,7 +331,7 @@ class ZmqTransport:
                 self._fall_behind(socket)
         return True
 
-    # --- who is known --------------------------------------------------------------------------
+    # --- known peers ---------------------------------------------------------------------------
 
     def _let_in(self, peer: Peer, name: zmq.Frame, socket: zmq.Socket[bytes]) -> bool:
         """Whether to go on with a message that does not come from a known peer; what is short is delivered here."""
@@ -339,7 +339,7 @@ class ZmqTransport:
             self._trust(peer)
             return True
         descriptor = descriptor_of(name)
-        if descriptor < 0:  # nobody of ours: its door cannot be told from others
+        if descriptor < 0:  # no peer of ours: its connection cannot be told from others
             self.counters["strangers_refused"] += 1
             if socket.recv(_DONTWAIT, copy=False).more:
                 self._fall_behind(socket)
@@ -369,11 +369,11 @@ class ZmqTransport:
         self._returning.pop(peer, None)
         self._known[peer] = None
         self._backlogs.add(peer)  # of another connection nothing is left to be read
-        if self._door is None and len(self._known) > MAX_RETURNING:  # nobody says who has gone
+        if self._door is None and len(self._known) > MAX_RETURNING:  # without a door, departures go unnoticed
             self._forget(next(iter(self._known)))
 
     def _doubt(self, peer: Peer) -> None:
-        """Somebody has sent much."""
+        """Handle a peer that has sent much."""
         self._set_bound()
         if peer in self._known:
             del self._known[peer]  # so that its next message is seen, and those of others cost nothing
@@ -399,13 +399,13 @@ class ZmqTransport:
                 self._gate.forget(forgotten)
 
     def _turn_away(self, peer: Peer, name: zmq.Frame, socket: zmq.Socket[bytes]) -> None:
-        """Throw a message away whose sender has another key than whoever has joined under its name, or an old one."""
+        """Drop a message whose sender's key is not the one that joined under its name, or is an old one."""
         self.counters["keys_refused"] += 1
         if self._door is not None:
             self._door.shut(descriptor_of(name), "its key is not valid, or not the one that has joined under its name")
         if self._door is not None and self._gate is not None and self._gate.knows(peer):
-            # ZeroMQ has given its name away, and leaves its connection open, which nobody hears: it has to come again,
-            # and once more when the other one has gone
+            # ZeroMQ has given its name away and leaves its connection open but unheard: it has to reconnect, and
+            # once more when the other peer has gone
             self._door.expel(peer, TAKEN)
             asyncio.get_running_loop().call_later(CONTESTED_S, self._door.expel, peer, TAKEN)
         if socket.getsockopt(zmq.RCVMORE):
@@ -446,7 +446,7 @@ class ZmqTransport:
         self._tell(Disconnected(peer))
 
     def _refuse(self, peer: Peer, socket: zmq.Socket[bytes]) -> None:
-        """Throw a message of too many frames away, and whoever sent it."""
+        """Drop a message of too many frames, and disconnect its sender."""
         self.counters["overlong"] += 1
         self._fall_behind(socket)
         if self._door is not None:
@@ -465,7 +465,7 @@ class ZmqTransport:
             self._door.catch_up(behind=bool(self._overlong))
 
     def greeting(self, peer: Peer) -> tuple[str, ...]:
-        """Nothing to negotiate; who is welcomed is known from now on."""
+        """Negotiate nothing; a welcomed peer is known from now on."""
         self._trust(peer)
         self._set_bound()
         if peer.startswith(INBOUND) and peer not in self._known:

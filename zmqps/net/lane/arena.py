@@ -59,7 +59,7 @@ class Arena:
 
     @property
     def alive(self) -> bool:
-        """Whether anybody here still refers to the memory."""
+        """Whether this process still refers to the memory."""
         return self._root() is not None
 
     def part(self) -> None:
@@ -107,7 +107,7 @@ class Arenas:
         if nbytes >= MIN_NBYTES:
             try:
                 root, arena = _create(nbytes)
-            except OSError:  # no memfd here, or no descriptors left: nobody will see it, and all goes on
+            except OSError:  # no memfd here, or no descriptors left: use private memory
                 return np.empty(size, dtype)
             with self._lock:  # a shard may be built aside; and others may be looking at the list
                 self._arenas = [*(a for a in self._arenas if a.alive), arena]

@@ -4,8 +4,8 @@ Each side has a directory in the lane's file, where it announces its arenas (`zm
 the other side answers once it has mapped one, or cannot. Only then do frames travel as references.
 
 A message with references that must stay as they are takes a *loan*: a slot in the lane's file, where
-the lender writes the loan's number and the borrower writes it back when nobody refers to the frames
-any more. Only the side that accepted the lane makes loans.
+the lender writes the loan's number and the borrower writes it back once the frames are
+garbage-collected. Only the side that accepted the lane makes loans.
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ class LaneLoan(Loan):
         return self._book is None
 
     def over(self) -> None:
-        """The borrower is gone. Whoever still has this loan keeps nothing of the lane by it."""
+        """The borrower has disconnected; a holder of this loan no longer keeps the lane alive."""
         self._book = None
 
     def cancel(self) -> None:
-        """The message was not sent: nobody will hear of it."""
+        """Cancel the loan of a message that was not sent."""
         if self._book is not None:
             self._book.cancel(self)
 
@@ -165,7 +165,7 @@ class Lender:
 
 
 class Hold:
-    """A loan as the borrower has it; goes back when nobody refers to it any more."""
+    """The borrower's side of a loan, which is returned once this is garbage-collected."""
 
     __slots__ = ("_borrower", "_number", "_pid", "_slot")
 
@@ -225,7 +225,7 @@ class Borrower:
                 raise RingError(f"no frame of {nbytes} bytes can be at {position} of arena {arena}")
 
     def take(self, slot: int, number: int, frames: Sequence[tuple[int, int, int]]) -> list[memoryview]:
-        """Return views of a message's frames, after `check_loan`; its loan goes back when nobody refers to them."""
+        """Return views of a message's frames, after `check_loan`; the loan is returned once they are garbage."""
         hold = None
         if number:
             if number > self._number + 1:  # messages were lost on the way, and their loans with them
@@ -244,7 +244,7 @@ class Borrower:
         return None
 
     def give_back(self, slot: int, number: int) -> None:
-        """Nobody looks at a loan's frames any more; may be called in any thread."""
+        """Return a loan whose frames are no longer used; may be called in any thread."""
         with threading.Lock():  # what was read, was read before: see `zmqps.net.lane.ring`
             self._counter.returned[slot] = number
         self.held.pop(number, None)

@@ -2,9 +2,9 @@
 
 The writer copies a frame in and tells the reader its *position*, which counts all bytes the ring
 has ever held: the frame lies at ``position % size``. The reader hands out views of the frames and
-moves the *tail*, a counter in shared memory, over those that nobody refers to any more; what lies
-between tail and head is not written to. Frames do not wrap around the end, and one that finds no
-room is refused: nobody ever waits here.
+moves the *tail*, a counter in shared memory, over those that have been garbage-collected; the bytes
+between tail and head are not written to. Frames do not wrap around the end, and one that finds no
+room is refused: neither side ever waits here.
 
 Order of memory accesses. A frame's bytes are written before its position travels, which passes at
 least one lock or system call on each side, so the reader sees them. The tail is one aligned 8-byte
@@ -101,7 +101,7 @@ class RingReader:
         self._fence.acquire()
 
     def take(self, base: int, frames: list[tuple[int, int]]) -> list[memoryview]:
-        """Return read-only views of a message's frames; each is freed when nobody refers to it.
+        """Return read-only views of a message's frames; each is freed once it is garbage-collected.
 
         Parameters
         ----------
@@ -139,7 +139,7 @@ class RingReader:
         return views
 
     def free(self) -> None:
-        """Move the tail over all that nobody refers to."""
+        """Move the tail over all frames that have been garbage-collected."""
         while self._held and self._held[0].root() is None:
             self._held.popleft()
         tail = self._held[0].start if self._held else self._end

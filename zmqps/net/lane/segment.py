@@ -1,4 +1,4 @@
-"""The shared-memory file of a lane: two rings, what is lent, and a secret that proves who can read them.
+"""The shared-memory file of a lane: two rings, the table of loans, and a secret that proves that a peer can read it.
 
 ::
 
@@ -64,7 +64,7 @@ class Segment:
         self._creator = creator
         self._linked = creator
         memory = mmap.mmap(fd, RINGS_AT + 2 * ring_nbytes)
-        everything = np.frombuffer(memory, np.uint8)  # keeps the mapping for as long as anybody has a view
+        everything = np.frombuffer(memory, np.uint8)  # keeps the mapping for as long as there are views
         self._ready = _counters(everything, READY_AT)
         rings = [everything[at : at + ring_nbytes] for at in (RINGS_AT, RINGS_AT + ring_nbytes)]
         tails = [_counters(everything, at) for at in TAILS_AT]
@@ -104,7 +104,7 @@ class Segment:
             try:
                 if _lock(fd, fcntl.LOCK_EX) and os.fstat(fd).st_nlink:
                     return cls._fill(fd, name, ring_nbytes)
-                os.close(fd)  # somebody swept it away before it was locked
+                os.close(fd)  # another process swept it away before it was locked
             except OSError as error:
                 os.close(fd)
                 (DIRECTORY / name).unlink(missing_ok=True)
@@ -121,7 +121,7 @@ class Segment:
 
     @classmethod
     def attach(cls, name: str) -> Segment:
-        """Map the segment that a peer names, and remove its file, so that nobody else can map it.
+        """Map the segment that a peer names, and remove its file, so that no other process can map it.
 
         Raises
         ------
@@ -170,7 +170,7 @@ class Segment:
         return True
 
     def unlink(self) -> None:
-        """Remove the file; those who have it mapped keep it."""
+        """Remove the file; processes that have mapped it keep it."""
         if self._linked:
             self._linked = False
             (DIRECTORY / self.name).unlink(missing_ok=True)
@@ -205,7 +205,7 @@ def sweep() -> int:
 
 
 def _lock(fd: int, kind: int) -> bool:
-    """Lock a file unless somebody else has it; shared for those who only ask whether its creator lives."""
+    """Lock a file unless another process has; a shared lock only asks whether its creator is alive."""
     try:
         fcntl.flock(fd, kind | fcntl.LOCK_NB)
     except BlockingIOError:

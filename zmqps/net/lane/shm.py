@@ -86,7 +86,7 @@ class Lane:
         arenas
             Frames that lie in here may be read where they are.
         readers
-            Of each frame but the first, which must stay as it is until the other side says so; none: nobody waits.
+            Of each frame but the first, which must not change until the other side says so; none: it need not wait.
 
         Raises
         ------
@@ -183,8 +183,8 @@ class LaneTransport:
         self._schemes: dict[Peer, str] = {}  # of the connections opened here
         self._offering: set[Peer] = set()
         self._lanes: dict[Peer, Lane] = {}
-        self._retired: list[Lane] = []  # another took their place, but what they lent is still being read
-        self._asked: tuple[Peer, str] = b"", ""  # who offers which lane
+        self._retired: list[Lane] = []  # replaced, but their loans are still being read
+        self._asked: tuple[Peer, str] = b"", ""  # a peer and the lane that it offers
         self._deliver: Deliver | None = None
         self._reaper: asyncio.TimerHandle | None = None
 
@@ -196,7 +196,7 @@ class LaneTransport:
         self._inner.start(self._receive, delivered, noticed)
 
     def hand_to(self, deliver: Deliver) -> None:
-        """Deliver to somebody else from now on, as a recorder does that passes it on."""
+        """Deliver messages here from now on, as a recorder does that forwards them."""
         self._deliver = deliver
 
     def bind(self, endpoint: str) -> str:
@@ -301,7 +301,7 @@ class LaneTransport:
         writer = lane.segment.writer
         head = writer.head
         try:
-            # without readers nobody waits for the frames: what a worker pushes it leaves alone until the answer
+            # without readers there are no loans: a worker leaves the arrays of a push alone until the answer
             packed = lane.pack(frames, self.arenas, readers)
         except RingError as error:
             log.warning("nothing more goes through the lane with %r: %s", peer, error)
@@ -315,7 +315,7 @@ class LaneTransport:
         elif packed.loan is not None:
             packed.loan.cancel()
         if not sent:
-            writer.head = head  # nobody will hear of them
+            writer.head = head  # the peer will not hear of them
         return sent
 
     def _receive(self, peer: Peer, frames: Sequence[Any]) -> None:
