@@ -84,7 +84,7 @@ def start(
     restart_workers, restart_servers : int
         How often each worker, or server, that fails is started again. A lost actor is counted apart from the processes
         that it has started. What a lost server held is gone: the job ends with `PeerLostError` in its workers, and
-        begins anew with those that are started again.
+        starts again with the restarted ones.
     strategy : {"PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"}
         Ray's: on few hosts, or on many.
     server_resources, worker_resources : mapping, optional

@@ -74,7 +74,7 @@ def seconds(value: float | None) -> str:
 
 
 def ago(value: float | None) -> str:
-    """Return how long ago something was; a tenth of a second is as much as anybody reads."""
+    """Return how long ago something was; a tenth of a second is precise enough to read."""
     if value is None or not isfinite(value):
         return ""
     return f"{value:.1f} s ago" if abs(value) < 9.95 else f"{seconds(round(value))} ago"

@@ -197,10 +197,10 @@ class Worker(Pusher):
         if optimizer is None and specs and not params:
             optimizer = sgd(1.0)  # of nothing
         if not isinstance(optimizer, OptimizerSpec):
-            raise ConfigurationError(f"optimizer comes from zmqps.optim, say adam(1e-3); got {checks.shown(optimizer)}")
+            raise ConfigurationError(f"optimizer comes from zmqps.optim, as adam(1e-3); got {checks.shown(optimizer)}")
         if not isinstance(treatment, Treatment | None):
             raise ConfigurationError(
-                f"treatment comes from zmqps.stale, say drop(bound=8); got {checks.shown(treatment)}"
+                f"treatment comes from zmqps.stale, as drop(bound=8); got {checks.shown(treatment)}"
             )
         checks.flag("deterministic", deterministic)
         parameters, values = describe(params, self._handover)
@@ -239,7 +239,7 @@ class Worker(Pusher):
         `init`, it attaches to the job as it is. So `pull` next: the values on the servers count.
 
         Of the old life's gradients, those that were complete (the worker had arrived) are in the
-        step they were made for; what had been sent in part never counts. Statistics begin anew. What is
+        step they were made for; what had been sent in part never counts. Statistics start from zero. What is
         under way fails with `ClosedError`.
 
         Parameters
@@ -252,9 +252,9 @@ class Worker(Pusher):
         DeadlineError
             The coordinator did not answer; this may be called again.
         PeerLostError
-            A server was lost, and its part of the model with it: all workers `connect` and `init` anew.
+            A server was lost, and its part of the model with it: all workers `connect` and `init` again.
         ClosedError
-            The worker was closed: `connect` anew.
+            The worker was closed: `connect` again.
         JobError, JobMismatchError
             The job has ended meanwhile, and perhaps another one has begun under its name.
         """
@@ -330,7 +330,7 @@ class Worker(Pusher):
         ConfigurationError
             The cluster was started without a place for checkpoints; or ``state`` is not plain data.
         CheckpointFailedError
-            It could not be made, say for want of room on the disk. Training goes on.
+            It could not be made, for example because the disk is full. Training goes on.
         JobError
             The job is not being trained, has lost values, or is ending, and its last checkpoint has begun.
         CheckpointTooSoonError

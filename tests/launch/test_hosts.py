@@ -47,7 +47,7 @@ def test_a_list_of_hosts_is_read(text: str, hosts: list[Host]) -> None:
         ("a slots=x", "'slots=x'; slots is a whole number"),
         ("a slots=-1", "slots is a whole number"),
         ("a workerz=2", "did you mean 'workers'"),
-        ("a slots=1 slots=2", "stands there twice"),
+        ("a slots=1 slots=2", "is given twice"),
         ("-oProxyCommand=x", "is no host"),
         ("me@-oProxyCommand=x", "is no host"),
         ("@a", "is no host"),
@@ -56,7 +56,7 @@ def test_a_list_of_hosts_is_read(text: str, hosts: list[Host]) -> None:
         ("a interface=-x", "write interface=…"),
         ("a port=0", "port is a whole number from 1"),
         ("a coordinator\nb coordinator", "there is one coordinator"),
-        ("a servers=1\na servers=2", "stands there twice and differently"),
+        ("a servers=1\na servers=2", "is given twice and differently"),
         ("a coordinator=maybe", "write coordinator"),
     ],
 )

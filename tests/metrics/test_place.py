@@ -29,7 +29,7 @@ def test_addresses_of_this_host_need_nothing(address: str, found: tuple[str, int
 
 @pytest.mark.parametrize("address", ["host", "tcp://127.0.0.1:1", "127.0.0.1:70000", "::1:9", ":9570", "a b:1", "-1"])
 def test_what_is_no_address_is_refused_with_an_example(address: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"no address for metrics; write HOST:PORT, say 127\.0\.0\.1:9570"):
+    with pytest.raises(ConfigurationError, match=r"no address for metrics; write HOST:PORT \(127\.0\.0\.1:9570\)"):
         MetricsPlace(address).check()
 
 

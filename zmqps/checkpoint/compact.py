@@ -21,7 +21,7 @@ def whole_state(state: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def compact(checkpoint: Checkpoint, directory: str, owner: str, now: float) -> str:
-    """Write a checkpoint anew that builds upon no other; return its path.
+    """Rewrite a checkpoint so that it builds upon no other; return its path.
 
     It becomes the latest of its job, of the same version and with the same state. What it was made of may be pruned
     afterwards. A slice is in memory at a time.

@@ -101,7 +101,7 @@ def check_names(names: Sequence[str], slot_names: Sequence[str]) -> None:
     for name in names:
         if name in entries or name == "__metadata__":
             raise ConfigurationError(
-                f"a parameter named {name!r} cannot be saved: in a checkpoint the name stands for something else; "
+                f"a parameter named {name!r} cannot be saved: a checkpoint uses that name for something else; "
                 "rename the parameter"
             )
 

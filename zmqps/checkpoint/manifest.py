@@ -372,7 +372,7 @@ def _parsed(path: str, data: bytes) -> dict[str, Any]:
             what=f"it is of format {body['format']}, written by zmqps {body['zmqps']!s:.40}, and holds only the "
             "parameters that have changed since the checkpoint it builds upon, which this zmqps no longer reads",
             good="",
-            advice="write it anew as a whole with the zmqps that wrote it (zmqps checkpoint compact), or use a whole "
+            advice="rewrite it as a whole with the zmqps that wrote it (zmqps checkpoint compact), or use a whole "
             "checkpoint",
         )
     return body

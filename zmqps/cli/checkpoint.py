@@ -128,8 +128,8 @@ def export(
 ) -> int:  # fmt: skip
     """Write the values of a checkpoint into one safetensors file.
 
-    Or, with --torch, into a file that torch.load reads, say model.pt: the state_dict of the model, buffers included.
-    Or the rows of a sparse table into a Parquet or Arrow file, say items.parquet; with --table also into a safetensors
+    Or, with --torch, into a file that torch.load reads (model.pt): the state_dict of the model, buffers included.
+    Or the rows of a sparse table into a Parquet or Arrow file (items.parquet); with --table also into a safetensors
     file.
     """
     from zmqps.checkpoint import export, export_table, export_torch, open_checkpoint, with_advice

@@ -19,7 +19,7 @@ _HEAD = """# Errors
 
 <!-- written by `make errors` from the docstrings in zmqps/errors -->
 
-Every error of zmqps has a number, which is never given a second meaning. It stands at the end of what `zmqps` says when
+Every error of zmqps has a number, which is never given a second meaning. It ends the message of `zmqps` when
 it fails, in the logs (`error=Z006`), and below a traceback in your script. `zmqps explain Z006` prints the part of this
 page that is about it, in the words of the version that is installed. All can be imported from `zmqps.errors`, where the
 docstring shows which is a kind of which, and have their facts as attributes.

@@ -32,7 +32,7 @@ Said = tuple[Entry, str]
 @settings.directory
 @setting("--name", shared=False, help="The cluster's, where none runs here.", show_default="cluster")
 @setting("--node", multiple=True, shared=False,
-         help="Only this one: worker-2, server-0@host-b, or a role, say worker; may be given again.")  # fmt: skip
+         help="Only this one: worker-2, server-0@host-b, or a role, as worker; may be given again.")  # fmt: skip
 @setting("--since", shared=False, help="Only since then: 5m, 1h30m ago, 01:24, or 2025-11-21T01:24.")
 @setting("--level", shared=False, type=click.Choice(LEVELS), default="debug", help="Only this level and those above.")
 @setting("--job", shared=False, help="Only what nodes and workers say about this job.")

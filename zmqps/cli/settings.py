@@ -87,7 +87,7 @@ class Setting(click.Option):
         if self.is_flag:
             return (bool, str), "true or false"
         if isinstance(self.type, Size):
-            return (int, str), "a size, say 1048576, 512KiB or 1MiB"
+            return (int, str), "a size, such as 1048576, 512KiB or 1MiB"
         if isinstance(self.type, click.types.IntParamType):
             return (int, str), "a whole number"
         if isinstance(self.type, click.types.FloatParamType):

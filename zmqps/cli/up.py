@@ -156,7 +156,7 @@ def _supervise(told: dict[str, Any], terminal: Terminal | None, ready: Callable[
 def _detach(told: dict[str, Any]) -> int:
     """Run the supervisor in a process and session of its own; return when it is ready or has failed.
 
-    Forked rather than executed anew, so that it has read the same flags, environment and file.
+    Forked rather than executed again, so that it has read the same flags, environment and file.
     Whatever might start threads is imported after the fork only.
     """
     from zmqps.errors import from_wire

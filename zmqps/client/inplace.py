@@ -176,7 +176,7 @@ class Staging:
         try:
             if is_read and self._buffers is not None:
                 self._num_parted += 1
-                with suppress(OSError):  # they read memory that nobody writes to any more
+                with suppress(OSError):  # they read memory that is not written to any more
                     self._buffers.part()
                 self._buffers = None
         finally:
@@ -256,7 +256,7 @@ class CopiesOnWrite:
                     private.detach()
 
     def end(self) -> None:
-        """Take over all that is kept: nobody counts calls any more."""
+        """Take over all that is kept: calls are not counted any more."""
         self._calls += MOST_CALLS + 1
         self.call()
 

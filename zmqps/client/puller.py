@@ -164,7 +164,7 @@ class Puller(Connection):
             assert self._requests is not None
             if self._trained is not None and self._requests.job != self._trained:
                 found, self._requests = self._requests.job, None
-                found.check_same(self._trained, "the worker that began it anew")
+                found.check_same(self._trained, "the worker that restarted it")
             if self._named:  # only now: before, it would have started an ended job again
                 self._attach(StartJob(0.0, job=self._trained), timeout).result()
         assert self._requests is not None

@@ -175,7 +175,7 @@ class Codec(ABC):
             return self._encode(array, residual, seed, xp, ALONE)
 
     def decode(self, view: Any, size: int, dtype: DTypeLike, *, backend: Backend = "numba") -> tuple[Array, int]:
-        """Return the array a blob stands for, and how many bytes the blob has.
+        """Return the array that a blob encodes, and how many bytes the blob has.
 
         Parameters
         ----------
@@ -203,7 +203,7 @@ class Codec(ABC):
         return self._decode(octets(view), size, dtype, backend)
 
     def decode_in(self, xp: ModuleType, blob: Any, size: int, dtype: DTypeLike) -> Any:
-        """Return the array a blob stands for, both of another namespace; as `decode` otherwise.
+        """Return the array that a blob encodes, both of another namespace; as `decode` otherwise.
 
         The blob is an array of bytes that begins where any dtype may, and nothing else is in it: what `check_blob`
         returns, or `encode_in`. It decodes without waiting for the device.

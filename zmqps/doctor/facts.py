@@ -27,7 +27,7 @@ class Interface:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyFile:
-    """A directory or file of keys: the bits of its rights, and whether it belongs to the user who looks, or to root.
+    """A directory or file of keys: its mode bits, and whether it belongs to this user or to root.
 
     ``digest`` tells copies of a file apart that holds no secret (SHA-256); it is empty for all others.
     """
@@ -122,7 +122,7 @@ class Clock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Port:
-    """A port that was bound on a host; 0 stands for any free one. ``owner``: its present owner, or empty."""
+    """A port that was bound on a host; 0 means any free one. ``owner``: the process that has it, or empty."""
 
     host: str
     port: int

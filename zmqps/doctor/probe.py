@@ -31,7 +31,7 @@ MAX_COMMAND_NBYTES = 1 << 20
 #: Ports of servers that are looked at on one host, where the coordinator may have one more; and knocks at a time.
 MAX_PORTS = 32
 MAX_THREADS = 16
-#: What stands at the start of each answer; a login shell may print other lines.
+#: The start of each answer; a login shell may print other lines.
 MARK = "zmqps-doctor "
 
 

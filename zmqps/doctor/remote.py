@@ -17,7 +17,7 @@ from zmqps.errors import printable
 START_S = 20.0
 #: Seconds that a probe has to end by itself.
 END_S = 2.0
-#: Lines of others, say of a login shell, that are passed over before an answer.
+#: Other lines, as from a login shell, that are skipped before an answer.
 MAX_OTHER_LINES = 1000
 MAX_ANSWER_NBYTES = 4 << 20
 #: Of what ssh and Python say when it goes wrong, only the end counts.

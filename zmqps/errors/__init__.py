@@ -229,7 +229,7 @@ for _shown in (*BY_CODE.values(), _rebuild):
 
 
 def from_wire(code: int, text: str, facts: Mapping[str, Fact]) -> PSError:
-    """Return the exception an ``Error`` message stands for.
+    """Return the exception that an ``Error`` message carries.
 
     A number or facts this version does not know (a newer peer's) give a plain `PSError` with the peer's text.
     """

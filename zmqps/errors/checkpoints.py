@@ -64,7 +64,7 @@ class CheckpointFormatError(CheckpointError):
     ---------------
     - One of a newer format: install the zmqps that wrote it, which the text names, or a newer one.
     - One of format 1 that builds upon another checkpoint has only the parameters that have changed, which is no longer
-      read. Install the zmqps that wrote it and write it anew as a whole: `zmqps checkpoint compact PATH`. Or go on from
+      read. Install the zmqps that wrote it and rewrite it as a whole: `zmqps checkpoint compact PATH`. Or go on from
       a checkpoint that builds upon no other; these are read in both formats.
     """
 
@@ -77,7 +77,7 @@ class CheckpointCorruptError(CheckpointError):
     What to do next
     ---------------
     - Go on from the older one that the text names, if there is one.
-    - Copy it anew from where it was made, if it was copied, and look at the disk: zmqps publishes only what it has
+    - If it was copied, copy it again from the original, and check the disk: zmqps publishes only what it has
       written whole.
     """
 

@@ -23,7 +23,7 @@ class ProtocolVersionError(ProtocolError):
 
     What to do next
     ---------------
-    - Install the same zmqps on every host; `zmqps doctor HOSTS` shows which one differs. Then start the cluster anew.
+    - Install the same zmqps on every host; `zmqps doctor HOSTS` shows which one differs. Then start the cluster again.
     """
 
     code = 21

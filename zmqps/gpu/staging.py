@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 #: Slices on their way to the device: one being copied to the slot, one to the device, one applied, and
 #: as many again so that none waits for the scheduler.
 INBOUND_SLOTS = 8
-#: Page-locked memory for values on their way out, as long as that is this many blocks or fewer.
+#: Page-locked memory for values on their way out, if that is at most this many blocks.
 OUTBOUND_NBYTES = 64 << 20
 MAX_OUTBOUND_BLOCKS = 64
 #: Temporary arrays of a codec or a treatment, in slices.

@@ -90,7 +90,7 @@ def token(
     address
         The coordinator's endpoint, to put into the token; without one, `connect` needs it.
     name
-        By which it is revoked, and stands in logs; by default the role and a number.
+        The name that appears in logs and revokes it; by default the role and a number.
     lasts
         Seconds until it opens nothing any more; None: until it is revoked.
 

@@ -126,7 +126,7 @@ def read_hosts(text: str) -> list[Host]:
     for entry in filter(None, (entry.strip() for entry in text.split(","))):
         match = re.fullmatch(r"((?:[^@]*@)?(?:\[[^\]]*\]|[^:]*))(?::(\w*))?", entry)
         if match is None:
-            raise _refused(f"-H {entry!r:.100}", "write HOST or HOST:SLOTS; an IPv6 address stands in brackets")
+            raise _refused(f"-H {entry!r:.100}", "write HOST or HOST:SLOTS; put an IPv6 address in brackets")
         slots = [] if match[2] is None else [f"slots={match[2]}"]
         hosts.append(_host(match[1], slots, "-H"))
     return _checked(hosts, "-H")
@@ -148,7 +148,7 @@ def _host(text: str, words: Sequence[str], where: str) -> Host:
             hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(KEYS)}"
             raise _refused(f"{where}: unknown entry {word!r:.100}", hint)
         if key in facts:
-            raise _refused(f"{where}: {key} stands there twice", "leave one")
+            raise _refused(f"{where}: {key} is given twice", "leave one")
         facts[key] = _value(key, value, bool(equals), f"{where}: {word!r:.100}")
     return Host(name=name, user=user, **facts)  # type: ignore[arg-type]
 
@@ -178,7 +178,7 @@ def _checked(hosts: Iterable[Host], where: str) -> list[Host]:
             continue
         slots = (1 if other.slots is None else other.slots) + (1 if host.slots is None else host.slots)
         if replace(host, slots=None) != replace(other, slots=None) or slots > MAX_ON_HOST:
-            raise _refused(f"{where}: {host.name} stands there twice and differently", "leave one line")
+            raise _refused(f"{where}: {host.name} is given twice and differently", "leave one line")
         found[host.name] = replace(host, slots=slots)
     if not found:
         raise _refused(f"{where} names no host", "write one host a line, say: host-a slots=4")

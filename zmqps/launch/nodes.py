@@ -86,7 +86,7 @@ class Nodes:
         await self._while_all_run(inquire(self.address, timeout=float("inf"), until=joined, keys=self.keys))
 
     async def grow(self, servers: int, timeout: float) -> None:
-        """Start servers until so many run that are to stay; return when they have joined.
+        """Start servers until so many run without draining; return when they have joined.
 
         That takes no longer than ``timeout`` seconds.
         """

@@ -332,7 +332,7 @@ def node_command(role: str, *flags: str) -> list[str]:
 
 
 def node_environment() -> dict[str, str]:
-    """Return a node's environment: all it needs stands in its flags, and it finds this very package."""
+    """Return a node's environment: its flags have all it needs, and it finds this very package."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("ZMQPS_")}
     home = str(Path(__file__).parents[2])  # where the package is
     if home not in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):  # those must stay behind the stdlib

@@ -1,7 +1,7 @@
 """What a log line looks like: one fact, with the node that says it, the time, and what it is about.
 
 A line is for people first, so that ``less`` and ``grep`` will do; and it can be read back, so that ``zmqps logs`` can
-choose. What a record is about stands in brackets at its end. Or a line is one JSON object, with the same names.
+choose. The fields of a record are in brackets at its end. Or a line is one JSON object, with the same names.
 
 ::
 
@@ -123,7 +123,7 @@ def _guard(line: str) -> str:
 
 
 def split_fields(text: str) -> tuple[str, str]:
-    """Return a text, and what stands in brackets at its end and holds fields; empty if there are none."""
+    """Return a text, and the fields in brackets at its end; empty if there are none."""
     begin = text.rfind(" [") if text.endswith("]") else -1
     if begin < 0 or _FIELDS.fullmatch(text, begin + 1) is None:
         return text, ""

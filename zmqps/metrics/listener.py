@@ -59,7 +59,7 @@ class Listener(ThreadingMixIn, HTTPServer):
         self.server_name, self.server_port = self.server_address[0], int(self.server_address[1])  # type: ignore[assignment]
 
     def service_actions(self) -> None:
-        """Hang up on those whose time is over: a timeout of each `recv` would begin anew with each byte."""
+        """Hang up on clients whose time is over: a timeout of each `recv` would restart with each byte."""
         now = time.monotonic()
         for connection, client in list(self.clients.items()):
             if now >= client.due:

@@ -55,7 +55,7 @@ class MetricsPlace:
             host, port = split(f"tcp://{address}")
         except ConfigurationError:
             raise ConfigurationError(
-                f"{self.address!r:.200} is no address for metrics; write HOST:PORT, say 127.0.0.1:9570, or a port of "
+                f"{self.address!r:.200} is no address for metrics; write HOST:PORT (127.0.0.1:9570), or a port of "
                 "this host alone"
             ) from None
         return ("0.0.0.0" if host == "*" else host), port

@@ -194,7 +194,7 @@ async def coordinate(config: CoordinatorConfig, parent_fd: int | None = None) ->
                 stack.enter_context(siblings.watched())
                 code = await run_node(driver, endpoint, parent_fd, hear=siblings.hear)
         if journal is not None:
-            journal.retire()  # the cluster has ended: the next one begins anew
+            journal.retire()  # the cluster has ended: the next one starts from scratch
         return code
 
 

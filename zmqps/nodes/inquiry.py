@@ -211,7 +211,7 @@ def drain_server(
     server
         Its name, or its number in the status.
     stay
-        Let one stay that was to go.
+        Cancel a drain.
     timeout
         Seconds to wait; it goes on after that.
     progress
@@ -389,7 +389,7 @@ def ask_view(
     points
         Of each series at most so many.
     every
-        Of series only points that stand for so many seconds each; 0: the finest that reach back so far.
+        Only points of series that cover so many seconds each; 0: the finest that reach back so far.
     job, node
         Of which; empty: all.
 

@@ -180,7 +180,7 @@ def other_addresses(bound: str, advertised: str) -> list[str]:
 
 
 def _target(advertise: str, port: int) -> str:
-    """Return the endpoint that ``--advertise`` stands for: a host, or a host with a port of its own."""
+    """Return the endpoint that ``--advertise`` means: a host, or a host with a port of its own."""
     text = advertise.removeprefix("tcp://")
     if ip_of(text) is not None:
         text = join(text, port)
@@ -194,7 +194,6 @@ def _target(advertise: str, port: int) -> str:
         host, found = "", 0
     if not host or not found or is_wildcard(host):
         raise ConfigurationError(
-            f"advertise={advertise!r:.200} is nothing that others can connect to; write a host's name or address, "
-            "HOST or HOST:PORT"
+            f"advertise={advertise!r:.200} cannot be connected to; write a host's name or address, HOST or HOST:PORT"
         )
     return text

@@ -51,7 +51,7 @@ def check_page(address: str, *, insecure: bool) -> tuple[str, int]:
         host, port = split(f"tcp://{address.removeprefix('http://').rstrip('/')}")
     except ConfigurationError:
         raise ConfigurationError(
-            f"the page's address {address!r:.100} cannot be used: write HOST:PORT, say 127.0.0.1:5580, or port 0"
+            f"the page's address {address!r:.100} cannot be used: write HOST:PORT, such as 127.0.0.1:5580, or port 0"
         ) from None
     if not is_loopback(host) and not insecure:
         raise ConfigurationError(

@@ -121,7 +121,7 @@ class Body:
             return value.text
         if isinstance(value, Real) and math.isfinite(value):
             return f"{self._ctype}({float(value)!r})"
-        raise OptimizerError(f"{value!r:.40} is nothing an equation can compute with")
+        raise OptimizerError(f"{value!r:.40} cannot be used in an equation")
 
     def __getattr__(self, name: str) -> Callable[..., Symbol]:
         if name not in FUNCTIONS:

@@ -251,7 +251,7 @@ class FusedKernel(Kernel):
         if kernel is None:
             kernel = self._compiled[w.dtype] = self._elementwise(*fused.source(self.rule, w.dtype), fused.PREAMBLE)
         # in place: one and the same object, not two views, or a device copies first what it reads
-        with np.errstate(all="ignore"):  # of arrays that stand in for a device's
+        with np.errstate(all="ignore"):  # of a device's arrays, or their test double
             kernel(w, g, *gradient_scalars, *scalars, out, *slots)
 
 
@@ -288,7 +288,7 @@ def make_kernel(
     if rule.row_slots:
         raise OptimizerError(
             f"optimizer {rule.name!r} keeps one number a row, so it is for tables of rows; for dense parameters use "
-            "another, say adagrad"
+            "another, such as adagrad"
         )
     if len(rule.slots) > MOST_SLOTS:
         raise OptimizerError(f"optimizer {rule.name!r} has {len(rule.slots)} slots; at most {MOST_SLOTS} are supported")

@@ -16,12 +16,12 @@ BLOCK, AHEAD = 64, 256
 
 
 def update(w: Any, g: Any, *slots_and_scalars: Any) -> tuple[Any, ...]:
-    """Stand for a rule's equation."""
+    """Placeholder for a rule's equation."""
     raise NotImplementedError
 
 
 def gradient(w: Any, g: Any, *scalars: Any) -> Any:
-    """Stand for what a rule does to the gradient first."""
+    """Placeholder for what a rule does to the gradient first."""
     raise NotImplementedError
 
 
@@ -97,7 +97,7 @@ ADDED = (added_2, added_3, added_4, added_5, added_6, added_7, added_8)
 
 
 def added(g: Any, i: Any) -> Any:
-    """Stand for one of `ADDED`."""
+    """Placeholder for one of `ADDED`."""
     raise NotImplementedError
 
 

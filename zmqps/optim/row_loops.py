@@ -15,17 +15,17 @@ from .loops import gradient, update
 
 
 def row_update(mean_square: Any, a: Any, *scalars: Any) -> Any:
-    """Stand for what a rule does to a slot of one number a row."""
+    """Placeholder for what a rule does to a slot of one number a row."""
     raise NotImplementedError
 
 
 def pick(numbers: Any, line: Any) -> tuple[Any, ...]:
-    """Stand for what makes a tuple of a line."""
+    """Placeholder for the function that makes a tuple of a line."""
     raise NotImplementedError
 
 
 def limits(p: Any, scales: Any, i: Any) -> tuple[Any, ...]:
-    """Stand for what makes the scalars of a row's gradient."""
+    """Placeholder for the function that makes the scalars of a row's gradient."""
     raise NotImplementedError
 
 
@@ -112,7 +112,7 @@ def loop_row(values: Any, rows: Any, grads: Any, a: Any, p: Any, scales: Any, nu
             d = gradient(values[r, j], grads[i, j], *s)
             total += d * d
         slot = row_update(total / np.float32(dim), a[r], *q)
-        a[r] = slot  # kept aside: what is read back from an array would be computed anew for each element
+        a[r] = slot  # kept aside: what is read back from an array would be recomputed for each element
         for j in range(dim):
             w = values[r, j]
             (values[r, j],) = update(w, gradient(w, grads[i, j], *s), slot, *q)

@@ -22,7 +22,7 @@ from .spec import OptimizerSpec, Rule
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-#: Updates of a row after which its scalars are computed anew each time; until then they are kept.
+#: Updates of a row after which its scalars are recomputed each time; until then they are cached.
 MOST_KEPT = 1 << 16
 _NONE = np.empty(0, np.float32)
 

@@ -1,4 +1,4 @@
-"""The one document of the page, and what a browser may do with it: nothing but to run what stands in it."""
+"""The one document of the page, and its policy: a browser may only run its own scripts."""
 
 from __future__ import annotations
 

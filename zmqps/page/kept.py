@@ -9,11 +9,11 @@ from typing import Any
 
 from zmqps.core.protocol.messages import Watch
 
-#: Seconds that one may look back -> seconds that a point stands for, of a tier of the coordinator's history.
+#: Seconds that one may look back -> seconds that a point covers, of a tier of the coordinator's history.
 SPANS = {300: 1.0, 3600: 10.0, 86400: 120.0, 604800: 1800.0}
 #: No tier has more points.
 POINTS = 720
-#: Points of all series, which makes 1 MB; where there are more series, their points stand for longer.
+#: Points of all series, which makes 1 MB; where there are more series, each point covers more time.
 MOST_POINTS = 20_000
 #: Digits of a number in a series: more than a plot has pixels, and half the bytes.
 DIGITS = 6
@@ -60,7 +60,7 @@ class Kept:
         for one in series:
             key = (one["job"], one["node"], one["name"], one["kind"])
             points = before[key][1] if key in before else deque[tuple[float, str]]()
-            while points and one["points"] and points[-1][0] >= one["points"][0][0]:  # told anew
+            while points and one["points"] and points[-1][0] >= one["points"][0][0]:  # sent again
                 points.pop()
             points.extend((point[0], encoded(point)) for point in one["points"])
             while points and points[0][0] < oldest:

@@ -3,7 +3,7 @@
 Arrays are reserved at once and never move (`arena`). Ids are found by open addressing with linear probing; the index is
 replaced by a larger one little by little, with each call that inserts, so no call waits for all of it. Ids are looked
 for in a bounded number of places. Where that is not enough, which only happens with maliciously chosen ids, the
-index is built anew with another seed.
+index is rebuilt with another seed.
 """
 
 from __future__ import annotations

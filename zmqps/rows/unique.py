@@ -151,7 +151,7 @@ def merged(parts: Sequence[tuple[Array, Array, int]], total: int, dim: int, seed
     dim
         Elements of a row.
     seed
-        Unknown to those who contribute: ids could be chosen that take long.
+        Unknown to the contributors, which could otherwise choose ids that take long.
     """
     found = different(np.concatenate([np.empty(0, np.int64), *(ids for ids, _, _ in parts)]), seed)
     sums, at = np.zeros((found.size, dim), np.float64), 0

@@ -55,7 +55,7 @@ class TensorBoard:
     def _begin(self, job: str, node: str) -> _Run:
         place = self._directory / folder(job) / folder(node.replace(" ", "-"))
         make_directory(place)
-        # a file that is there is written anew: no two of them may have one name
+        # an existing file would be overwritten: no two may have one name
         return _Run(self._writer(str(place / "events"), f".{os.getpid()}.{next(self._numbers)}"))
 
     def values(self, job: str, node: str, step: int | None, at: float, values: Mapping[str, float]) -> None:

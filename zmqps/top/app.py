@@ -1,4 +1,4 @@
-"""``zmqps top``: the cluster in a terminal, asked for anew every second."""
+"""``zmqps top``: the cluster in a terminal, refreshed every second."""
 
 from __future__ import annotations
 

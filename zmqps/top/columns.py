@@ -1,4 +1,4 @@
-"""Which columns fit into a terminal, and what stands in them."""
+"""Which columns fit into a terminal, and their content."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Column:
     width
         In characters, with a space to the next one.
     text
-        What stands in it.
+        Its content.
     rank
         Those with the highest are left out first where there is no room; 0: never.
     right

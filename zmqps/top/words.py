@@ -1,4 +1,4 @@
-"""Numbers and sentences as they stand in a narrow terminal."""
+"""Numbers and sentences for a narrow terminal."""
 
 from __future__ import annotations
 

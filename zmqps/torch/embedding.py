@@ -165,7 +165,7 @@ class EmbeddingBag(Rows):
         )
 
     def extra_repr(self) -> str:
-        """Say what stands in the module's ``repr``."""
+        """Return the part of ``repr`` in brackets."""
         return f"{super().extra_repr()}, mode={self.mode!r}"
 
 

@@ -159,7 +159,7 @@ class Rows(torch.nn.Module):  # type: ignore[misc,unused-ignore]
         return way, found
 
     def extra_repr(self) -> str:
-        """Say what stands in the module's ``repr``."""
+        """Return the part of ``repr`` in brackets."""
         padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
         return f"{self.name!r}, {self.dim}{padding}"
 

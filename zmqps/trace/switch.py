@@ -1,7 +1,7 @@
 """Recording that begins and ends while a node runs: what `zmqps.core.node.tracing` is given to record with.
 
-While it goes on, watching ones stand in the place of the driver's machine and transport, and the doors behind them are
-open; before and after, everything is as if there were no recording.
+During a recording, wrappers replace the driver's machine and transport, and the doors behind them are open; before and
+after, nothing differs from a driver that never recorded.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Switch:
         return b"" if self._ring is None else self._ring.read(offset, nbytes)
 
     def _hand_to(self) -> None:
-        """Let the transport deliver through the one that stands in its place, or no longer."""
+        """Let the transport deliver through the wrapper of the machine, or to the machine again."""
         hand_to = getattr(self._driver.transport, "hand_to", None)
         if hand_to is not None:
             hand_to(self._driver.deliver)

@@ -1,4 +1,4 @@
-"""What stands in the place of a driver's machine and transport while a trace runs: the same, noted as spans.
+"""Wrappers of a driver's machine and transport while a trace runs: they do the same and record spans.
 
 Names of phases, requests and messages are those of `docs/operations.md`.
 """

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class TableFacts(NamedTuple):
-    """What stands in the metadata of a file."""
+    """The metadata of a file."""
 
     table: str
     dim: int

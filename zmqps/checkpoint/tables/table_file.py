@@ -103,7 +103,7 @@ class TableFile:
         self.rows = 0
 
     def begin(self, facts: TableFacts) -> None:
-        """Begin, or begin anew."""
+        """Begin, or start over."""
         self._discard()
         with naming_the_disk(self._path):
             self._writer = self._writer_of(self._unfinished, facts)

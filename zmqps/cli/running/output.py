@@ -52,7 +52,7 @@ def in_one_line(line: str) -> str:
     return "".join(part if number % 2 else printable(part) for number, part in enumerate(_COLOURS.split(line)))
 
 
-#: What begins the line anew on a terminal.
+#: Returns to the start of a terminal's line, and clears it.
 ANEW = "\r\x1b[K"
 
 
@@ -172,7 +172,7 @@ class LogFile:
     node
         Its name.
     folder
-        Where the file is, begun anew.
+        Its directory; an existing file is emptied.
     name
         Its name.
     terminal

@@ -85,7 +85,7 @@ class State:
 
     @property
     def elsewhere(self) -> str:
-        """The name of another host that it runs on; empty: it runs here, or did before this host started anew."""
+        """The name of another host that it runs on; empty: it runs here, or did before this host restarted."""
         is_here = self.host == host_tag() or (not self.running and self.host_name == socket.gethostname())
         return "" if is_here else self.host_name
 

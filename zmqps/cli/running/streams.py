@@ -31,7 +31,7 @@ codecs.register_error(LEGIBLE, _in_ascii)
 
 def make_legible(stream: Any) -> None:
     """Let a text stream take every character, if its encoding lacks some."""
-    if hasattr(stream, "reconfigure"):  # what stands in for a stream, as in tests, takes any text
+    if hasattr(stream, "reconfigure"):  # a substitute, as in tests, takes any text
         stream.reconfigure(errors=LEGIBLE)
 
 

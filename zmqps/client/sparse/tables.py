@@ -98,10 +98,10 @@ def table(
     TableOptions
     """
     if not isinstance(optimizer, OptimizerSpec):
-        raise ConfigurationError(f"optimizer comes from zmqps.optim, say adagrad(0.05); got {checks.shown(optimizer)}")
+        raise ConfigurationError(f"optimizer comes from zmqps.optim, as adagrad(0.05); got {checks.shown(optimizer)}")
     initial = Initial("zeros") if initial is None else initial
     if not isinstance(initial, Initial):
-        raise ConfigurationError(f"initial comes from zmqps.initial, say normal(0.01); got {checks.shown(initial)}")
+        raise ConfigurationError(f"initial comes from zmqps.initial, as normal(0.01); got {checks.shown(initial)}")
     options = {
         "dim": dim,
         "optimizer": optimizer.to_wire(),
