@@ -50,7 +50,7 @@ def train(worker, args):
     staleness = args.staleness if args.mode == "bounded" else None
     worker.init(initial_params(), optimizer=optimizer, mode=args.mode, staleness=staleness, push_codec=args.codec)
     curve = []
-    for number in range(args.passes):  # which batches are this worker's is asked anew: workers come and go
+    for number in range(args.passes):  # asks each time for this worker's batches: workers come and go
         order = np.random.default_rng(number).permutation(len(y_train))  # the same on every worker
         for batch in np.split(order, range(args.batch, len(order), args.batch))[worker.rank :: worker.num_workers]:
             try:
@@ -74,7 +74,7 @@ if __name__ == "__main__":
     parser.add_argument("--mode", choices=MODES, default="sync", help="how workers keep step")
     parser.add_argument("--staleness", type=int, default=MODES["bounded"], help="bounded: how many steps to be ahead")
     parser.add_argument("--share", type=int, default=1, help="sync: how many workers share a step, to make it longer")
-    parser.add_argument("--codec", default="raw", help="how gradients travel, say bf16, int8 or topk:fraction=0.1")
+    parser.add_argument("--codec", default="raw", help="how gradients travel, such as bf16, int8 or topk:fraction=0.1")
     parser.add_argument("--report", metavar="FILE", default=os.devnull, help="for losses and statistics, in JSON")
     options = parser.parse_args()
     with zmqps.connect(options.coordinator, timeout=60) as this:

@@ -47,7 +47,7 @@ def train(worker, args):
     tx = zmqps.jax.optimizer(worker, zmqps.optim.adam(2e-3), mode=args.mode)
     state = tx.init(params)
     params = zmqps.jax.pull(worker, params)  # those of the job, if this worker comes later
-    batches_in_all = len(y_train) // args.batch * args.batch  # all of one size, so nothing is compiled anew
+    batches_in_all = len(y_train) // args.batch * args.batch  # all of one size, so nothing is recompiled
     for number in range(args.passes):
         order = np.random.default_rng(number).permutation(len(y_train))[:batches_in_all]  # the same on every worker
         for batch in order.reshape(-1, args.batch)[worker.rank :: worker.num_workers]:

@@ -61,7 +61,7 @@ if __name__ == "__main__":
     parser.add_argument("--passes", type=int, default=30, help="passes over the training data")
     parser.add_argument("--batch", type=int, default=16, help="images per step")
     parser.add_argument("--mode", choices=MODES, default="sync", help="how workers keep step")
-    parser.add_argument("--codec", default="raw", help="how gradients travel, say bf16 or topk:fraction=0.1")
+    parser.add_argument("--codec", default="raw", help="how gradients travel, such as bf16 or topk:fraction=0.1")
     options = parser.parse_args()
     with zmqps.connect(options.coordinator, timeout=60) as this:
         train(this, options)

@@ -67,7 +67,7 @@ def look(target: str, token: Path | None) -> None:
             raise ConfigurationError(f"{target} says: {error.read(500).decode(errors='replace').strip()}") from None
     except OSError as error:
         raise ConfigurationError(
-            f"no node answers scrapes at {target} ({error}); start the cluster with --metrics {target}, say by "
+            f"no node answers scrapes at {target} ({error}); start the cluster with --metrics {target}, as by "
             f'make up ARGS="--metrics {target}"'
         ) from None
 
