@@ -294,6 +294,7 @@ MIRROR_NOTHING = {
     "tests/test_kernel.py": "what of the core is its kernel",
     "tests/test_standstills.py": "whole clusters whose processes are stopped for a while",
     "tests/test_advice.py": "texts of the whole package, beside the options and commands that there are",
+    "tests/test_prose.py": "texts of the whole package, and all documents",
     "tests/test_lazy.py": "what is found by `zmqps.…`, with and without extras and docstrings",
     "tests/test_misspelt.py": "options of everything public",
     "tests/attack/": "end to end: attackers beside honest training on real clusters",
