@@ -14,7 +14,7 @@ key                 journaled state
 ``copies/NAME``     which server has which copy of which shard, promotions in progress, and what is missing since when
 ``views/NAME``      changes of the placement, and which members do not follow them yet
 ``fallback/NAME``   checkpoints to go back to, shards that do, and which members do not know it yet
-``step/NAME``       the step, unconfirmed commits, clocks; which gradients of whom counted
+``step/NAME``       the step, unconfirmed commits, clocks; which gradients of which workers counted
 ``data/NAME/SET``   which ranges of a data set are done, and which worker has which
 ``ended/NAME``      how a job has ended
 ``erase/ID``        what a server must erase, and has not confirmed

@@ -73,7 +73,7 @@ class Identity(Launched):
 
 
 class Standing(Enum):
-    """How a node stands with the coordinator.
+    """The state of a node's membership.
 
     It is JOINING until it is welcomed, and then JOINED. Over a new connection it is UNSURE until the coordinator has
     sent anything: a coordinator that was away may not know the node, so nothing large is sent. If it was away the node

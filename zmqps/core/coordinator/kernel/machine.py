@@ -548,7 +548,7 @@ def check_admission(identity: Identity, hello: m.Hello, holder: KeyHolder | None
     """Raise unless a peer may join this coordinator's cluster, by its key and the secrets it knows.
 
     Raises `IdentityError`: its key does not allow its role, or it does not know the job secret, or as a server the
-    servers' key; `ProtocolError`: its `Hello` is not one of ours.
+    servers' key; `ProtocolError`: its `Hello` is not of this protocol.
     """
     check_hello(hello, ("worker", "server", "observer"))
     check_role(holder, hello.role, keyed=identity.keyed)

@@ -408,13 +408,13 @@ class Startup(KeptRecord):
         return {"job": dict(self._wire), "placement": dict(self._cuts)}
 
     def waiters(self, servers: Sequence[MemberInfo]) -> Iterator[Told]:
-        """Yield whose init is parked, with the request, and what says whom it waits for."""
+        """Yield the members whose init is parked, with the request, and a function that names those it waits for."""
         say = partial(self.waiting_for, servers)
         for (_, request), waiter in self.parked.items():
             yield waiter.member, request, say
 
     def waiting_for(self, servers: Sequence[MemberInfo]) -> str:
-        """Say whom a parked init waits for."""
+        """Name the members that a parked init waits for."""
         if self.held or self.cutting:
             return self.held or self.cutting
         if len(servers) < self.num_servers:

@@ -128,7 +128,7 @@ class Barriers:
                     del self.by_name[barrier.name]
 
     def waiting_for(self, barrier: Barrier, missing: int, looked_at: int | None = None) -> str:
-        """Return whom a barrier waits for; nothing when all have entered."""
+        """Return the workers that a barrier waits for; none when all have entered."""
         everybody = self._awaited()
         workers = islice(everybody, looked_at)
         awaited = (worker.title for worker in workers if worker.incarnation not in barrier.waiters)

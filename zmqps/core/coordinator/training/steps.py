@@ -650,7 +650,7 @@ class Steps:
         return self.policy.join(member.incarnation)
 
     def waiters(self, missing: int) -> Iterator[Waiter]:
-        """Yield the arrived workers that may not proceed yet, with the request, and what says whom it waits for."""
+        """Yield the arrived workers that may not proceed yet, with the request, and a function that says why."""
         say = partial(self.waiting_for, missing)
         for who, trainee in self.trainees.waiting.items():
             yield self._members[who], trainee.request, say
@@ -751,7 +751,7 @@ class Steps:
         return actions
 
     def _fail(self, failed: Collection[bytes], awaited: str, now: float) -> list[Action]:
-        """End waits with an error; ``awaited``: whom they waited for."""
+        """End waits with an error; ``awaited``: the workers they waited for."""
         waited = now - (self.delays.since if self.delays.since is not None else now)
         error = DeadlineError(operation="step", seconds=round(waited, 3), waiting_for=awaited)
         actions: list[Action] = [Log("warning", str(error), "timeout", error=error.number)]
@@ -850,7 +850,7 @@ class Steps:
         return self.commits.say_again()
 
     def waiting_for(self, missing: int, late: Iterable[bytes] | None = None) -> str:
-        """Return whom arrived workers wait for, and why; ``late``: for these."""
+        """Return in words which workers the arrived ones wait for, and why; ``late``: for these."""
         if self.policy is None or not self.trainees.waiting:
             return ""
         pauses, is_over = self.pauses, bool(self._granted) and self.commits.all_confirmed
@@ -870,7 +870,7 @@ class Steps:
         return f"{', '.join(filter(None, texts)) or 'more gradients'}: {self.policy.why(to_begin)}"
 
     def awaited(self, now: float) -> tuple[float, list[MemberInfo]]:
-        """Return how long workers have waited for the open step, and whom that waits for."""
+        """Return how long workers have waited for the open step, and the workers that it waits for."""
         if self.policy is None or self.delays.since is None or not self.trainees.waiting:
             return 0.0, []
         late = [self._members[who] for who in self.policy.awaited() if who in self._members]

@@ -1,4 +1,4 @@
-"""The view for watchers of a cluster: figures over time, events, and whom a step waits for now.
+"""The view for watchers of a cluster: figures over time, events, and the workers that a step waits for.
 
 Its input is heartbeats and the coordinator's log. It takes bounded memory, and decides nothing.
 """
@@ -176,7 +176,7 @@ def waited_for(run: JobRun) -> dict[str, float]:
 
 
 def step_waits(runs: Mapping[str, JobRun], now: float) -> Iterator[dict[str, Any]]:
-    """Yield whom the open steps of jobs wait for, with a text."""
+    """Yield the workers that the open steps of jobs wait for, with a text."""
     for name, run in runs.items():
         since_s, awaited = run.steps.awaited(now)
         for member in awaited[:MOST_AWAITED]:

@@ -39,7 +39,7 @@ class Withdraw(Message):
 
 @immutable
 class Waiting(Message):
-    """Whom ``request`` waits for at the moment, in words."""
+    """The workers that ``request`` waits for at the moment, in words."""
 
     kind: ClassVar[int] = 17
     request: U64
