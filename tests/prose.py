@@ -27,8 +27,9 @@ WIDTH = 120
 
 #: A phrase -> what to write in its place. Of people, only "user who" is fine.
 INSTEAD = {
-    r"(?<!\buser )(?<!\busers )\bwho(?:ever)?\b": "a noun: the worker that …, a peer that …; nodes are 'it'",
-    r"\bstands? (?:in|there|for|at)\b": "is, means, replaces",
+    r"(?<!\buser )(?<!\busers )\bwho(?:m|ever)?\b": "a noun: the worker that …, a peer that …; nodes are 'it'",
+    r"\bstands?\b(?! out\b| still\b)": "is, means, follows, replaces",
+    r"\b(?:of ours|whose it is)\b": "of zmqps, its owner",
     r"\banew\b": "again, from scratch, re-",
     r", say (?!how|what|where|whether|which)[\w`]": "such as",
     r"\b(?:no|some|any|every)body\b": "no worker, a peer, any process",
@@ -82,13 +83,13 @@ def _texts(path: Path) -> Iterator[tuple[int, str, str]]:
     """Yield the number of the first line of each text of a file, the text, and the same without what is code in it."""
     source = path.read_text()
     if path.suffix != ".py":
-        yield 1, source, CODE.sub("", source)
+        yield 1, source, CODE.sub("0", source)
         return
     kinds = {tokenize.COMMENT, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING)}
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type in kinds and not KEY.fullmatch(token.string):
             fields = FIELD if "f" in token.string.lower().partition(token.string[-1])[0] else CODE
-            yield token.start[0], token.string, CODE.sub("", fields.sub("", token.string))
+            yield token.start[0], token.string, CODE.sub("0", fields.sub("0", token.string))
 
 
 def files(below: str) -> list[Path]:

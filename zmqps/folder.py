@@ -111,7 +111,7 @@ class Folder:
             self._check_owner(facts, path)
             if facts.st_nlink > 1:  # writing to it would write to what the other name belongs to
                 raise UnsafeFileError(path=str(path), why="it has another name as well", advice="remove it")
-            if flags & os.O_TRUNC:  # only now is it known whose it is
+            if flags & os.O_TRUNC:  # only now is its owner known
                 os.ftruncate(fd, 0)
         except BaseException:
             os.close(fd)

@@ -41,7 +41,7 @@ class State(NamedTuple):
 
 
 def name_of(path: Any) -> str:
-    """Return what a leaf is called on the servers, say ``layers/0/w``.
+    """Return the name of a leaf on the servers, such as ``layers/0/w``.
 
     Parameters
     ----------

@@ -75,8 +75,8 @@ def start(
     workers : int, optional
         How many workers run `command`. Without one: how many a job expects unless `init` says so; by default, any.
     command : sequence of str, optional
-        What each worker runs, say ``["python", "train.py"]``; it finds the cluster by ``ZMQPS_COORDINATOR``, its number
-        in ``ZMQPS_WORKER_INDEX``. Without one only the nodes are started: see `RayCluster.environment`.
+        What each worker runs, such as ``["python", "train.py"]``; it finds the cluster by ``ZMQPS_COORDINATOR``, its
+        number in ``ZMQPS_WORKER_INDEX``. Without one only the nodes are started: see `RayCluster.environment`.
     env : mapping, optional
         More environment variables of the workers.
     directory : path, optional
@@ -88,7 +88,7 @@ def start(
     strategy : {"PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"}
         Ray's: on few hosts, or on many.
     server_resources, worker_resources : mapping, optional
-        What Ray reserves for each, say ``{"CPU": 2, "GPU": 1}``; by default ``{"CPU": 1}``. The coordinator has
+        What Ray reserves for each, such as ``{"CPU": 2, "GPU": 1}``; by default ``{"CPU": 1}``. The coordinator has
         a part of the first server's.
     keys : path, optional
         The directory with the cluster's keys; by default new ones are made, unless all hosts have loopback addresses.

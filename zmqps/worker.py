@@ -271,7 +271,7 @@ class Worker(Pusher):
             self._job(left)
 
     def log(self, values: Mapping[str, Any], *, step: int | None = None) -> None:
-        """Let the cluster know numbers of this script, say ``worker.log({"loss": loss, "accuracy": accuracy})``.
+        """Log numbers of this script to the cluster, as in ``worker.log({"loss": loss, "accuracy": accuracy})``.
 
         The coordinator keeps a history of them, and writes them where ``--values`` says (``docs/watching.md``). This
         only notes them and returns, whatever the cluster does: the background thread sends them within a second, each
@@ -307,13 +307,13 @@ class Worker(Pusher):
         """Save the job where the cluster keeps checkpoints; return when the checkpoint is whole and on the disk.
 
         Training goes on meanwhile, this worker's in other threads. Saved are values, the optimizer's slots and step
-        counts, the steps or clocks, where the data sets stand, and ``state``. In the synchronous mode it is the version
+        counts, the steps or clocks, how far the data sets are, and ``state``. In the synchronous mode it is the version
         at the end of the last complete step. One job is saved at a time: others wait for their turn.
 
         Parameters
         ----------
         state : mapping, optional
-            What else is to be kept, say ``{"epoch": 3}``: plain data, some kilobytes. `restored` has it again.
+            Other data to save, such as ``{"epoch": 3}``: plain data, some kilobytes. `restored` has it again.
         consistent : bool
             Asynchronous: cut between pushes, for which all workers pause until those under way are acknowledged.
             Otherwise each slice (4 MiB) is whole, with a version of its own. The other modes always do what it takes.
@@ -386,7 +386,7 @@ def connect(
     Parameters
     ----------
     address : str, optional
-        The coordinator's endpoint, say ``tcp://127.0.0.1:5570``; by default the one that the token tells,
+        The coordinator's endpoint, such as ``tcp://127.0.0.1:5570``; by default the one that the token tells,
         else what the environment says (``docs/connect.md``): ``ZMQPS_COORDINATOR``, ``TF_CONFIG``, ``DMLC_*``,
         torchrun, Slurm, Open MPI or Kubernetes.
     job : str, optional

@@ -149,7 +149,7 @@ def test_one_of_another_cluster_is_refused(tmp_path: Path, changes: dict[str, ob
 def test_one_that_does_not_say_whose_it_is_is_refused(tmp_path: Path) -> None:
     with Journal(tmp_path / "j") as journal:
         for kept in ({"step/default": 1}, {IDENTITY: {"incarnation": b"c" * 16}}):
-            with pytest.raises(JournalError, match="it does not say whose it is; move it away"):
+            with pytest.raises(JournalError, match="it does not name its coordinator; move it away"):
                 resumed(journal, kept, identity(), OPTIONS)
 
 

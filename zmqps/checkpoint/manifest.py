@@ -149,7 +149,7 @@ class Manifest:
     created_at
         Seconds since 1970.
     data
-        Where the job's data sets stand; plain data.
+        How far the job's data sets are; plain data.
     state
         What the user saves with it; plain data.
     run
@@ -227,7 +227,7 @@ class Manifest:
         Raises
         ------
         CheckpointForeignError, CheckpointFormatError, CheckpointCorruptError
-            It is no manifest of ours, one of a later version, or not what was written.
+            It is no manifest of zmqps, one of a later version, or it was damaged.
         """
         body = _parsed(path, data)
         digest = body.pop("xxh3_128", None)

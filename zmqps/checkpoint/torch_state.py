@@ -107,7 +107,7 @@ def from_torch(
     Parameters
     ----------
     directory, job, storage
-        Where the checkpoints of jobs are kept, and whose it is to be.
+        The directory of the checkpoints of jobs, and the job that this one is for.
     optimizer
         A ``torch.optim.Optimizer``.
     named_parameters

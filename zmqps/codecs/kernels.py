@@ -19,7 +19,7 @@ from ..jit import callable_in_loops, compiled
 
 Backend = Literal["numba", "numpy"]
 
-#: Stands, among a kernel's types, for the dtype of the values: float32 or float64.
+#: In a kernel's types, the dtype of the values: float32 or float64.
 VALUES = "values"
 
 #: Values that a thread gets of an array, at least: fewer are encoded sooner than another thread has woken.

@@ -15,7 +15,7 @@ TILE = 128
 
 
 def add_up(tile: Any, sums: Any) -> None:
-    """Add to each lane's sum its `TILE` values, one by one; they stand behind those of the lane before."""
+    """Add to each lane's sum its `TILE` values, one by one; they follow those of the lane before."""
     a, b, c, d, e, f, g, h = sums[0], sums[1], sums[2], sums[3], sums[4], sums[5], sums[6], sums[7]
     for i in range(TILE):
         a += tile[i]

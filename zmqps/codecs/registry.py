@@ -22,7 +22,7 @@ ENTRY_POINT_GROUP = "zmqps.codecs"
 #: Those that come with zmqps, by name; the package's ``__init__`` has the list.
 CODECS: dict[str, type[Codec]] = {}
 
-#: Longer than any text of ours.
+#: Longer than the text of any codec.
 MAX_SPEC_CHARS = 64
 
 #: What a codec's name is made of.

@@ -309,4 +309,4 @@ def _read(kind: Any, plain: Any) -> Any:
         needed = {item.name for item in fields(kind) if item.default is MISSING and item.default_factory is MISSING}
         if needed <= plain.keys() <= kinds.keys():
             return kind(**{name: _read(kinds[name], item) for name, item in plain.items()})
-    raise ProtocolError(f"a host says {plain!r:.80} where {getattr(kind, '__name__', kind)} should stand")
+    raise ProtocolError(f"a host says {plain!r:.80} where {getattr(kind, '__name__', kind)} is due")

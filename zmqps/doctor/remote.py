@@ -92,7 +92,7 @@ class RemoteProbe:
             except TimeoutError:
                 raise ProbeError(f"no answer within {timeout:.0f} s") from None
             except (ConnectionError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
-                # the line is too long, or no answer of ours
+                # the line is too long, or not an answer
                 raise ProbeError(await self._last_words(process)) from None
 
     async def _answer(self, process: asyncio.subprocess.Process, number: int) -> Any:

@@ -31,7 +31,7 @@ class AmbiguousNodeError(JobError):
     """
 
     code = 53
-    text = "{name!r} means several nodes; say which, by what stands behind it: {nodes}"
+    text = "{name!r} means several nodes; use the name quoted after the one you mean: {nodes}"
     name: str
     nodes: str
 

@@ -195,7 +195,7 @@ def _checked(hosts: Iterable[Host], where: str) -> list[Host]:
 def spread(hosts: Sequence[Host], servers: int | None, workers: int | None, *, least_workers: int = 1) -> list[Place]:
     """Return what runs on each host, in the order of the hosts.
 
-    Numbers that a host names itself stand. The other workers go to the hosts with the fewest for their slots, the
+    Numbers that a host names itself are kept. The other workers go to the hosts with the fewest for their slots, the
     other servers to hosts without workers where there are any, else beside them; the coordinator to the host that asks
     for it, else to the first. Workers, and servers, of one host have numbers that follow each other.
 

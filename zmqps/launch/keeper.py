@@ -171,7 +171,7 @@ class Keeper:
 
         try:
             return await inquire(self._endpoint, timeout=timeout, until=joined, keys=self._keys)
-        except PSError as error:  # of ours, which another process may not be able to read
+        except PSError as error:  # another process may not be able to unpickle it
             raise TimeoutError(str(error)) from None
 
     async def stop(self) -> None:

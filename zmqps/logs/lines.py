@@ -142,7 +142,7 @@ def read_fields(suffix: str) -> dict[str, Fact]:
 
 
 def read_line(line: str) -> tuple[str, str] | None:
-    """Return node and time of a log line; None if it is not one of ours."""
+    """Return node and time of a log line; None if it is not a node's."""
     if line.startswith("{"):
         entry = _read_json(line)
         return (entry.node, entry.at.isoformat()) if entry is not None else None
@@ -151,7 +151,7 @@ def read_line(line: str) -> tuple[str, str] | None:
 
 
 def read_entry(line: str) -> Entry | None:
-    """Return what a log line says; None if it is not one of ours. A text line's time is one of this host."""
+    """Return what a log line says; None if it is not a node's. A text line's time is one of this host."""
     if line.startswith("{"):
         return _read_json(line)
     match = _LINE.match(line)
@@ -183,7 +183,7 @@ def _read_json(line: str) -> Entry | None:
 
 
 def read_message(line: str) -> str:
-    """Return the message of a log line; the line itself if it is not one of ours."""
+    """Return the message of a log line; the line itself if it is not a node's."""
     if line.startswith("{"):
         entry = _read_json(line)
         return line if entry is None else entry.message

@@ -17,9 +17,9 @@ _FOREIGN = (
     (re.compile(r"Fatal Python error: "), "critical"),
 )
 _TRACEBACK = "Traceback (most recent call last):"
-#: What stands before it where an exception group is shown.
+#: The margin of each line of an exception group.
 _FRAME = " +|"
-#: How the note of an error of ours begins, which follows its traceback.
+#: How the note of a zmqps error begins, which follows its traceback.
 _NOTE = "zmqps explain "
 
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
@@ -29,7 +29,7 @@ _DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(ms|[smhdw])")
 class Reader:
     """Reads the lines of one log, one after the other.
 
-    A line that is no entry of ours belongs to the one before. What a worker prints is ``info``, unless it looks like a
+    A line that is no node's entry belongs to the one before. What a worker prints is ``info``, unless it looks like a
     traceback, a crash, a warning or a line of Python's `logging`.
 
     Parameters

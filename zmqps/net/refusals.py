@@ -40,7 +40,7 @@ NEEDS_A_KEY = (
 )
 HAS_NO_KEYS = "it was started without keys, and this one has some; start it with --keys DIR, or give this one none"
 NOT_KNOWN = (
-    "its key is unknown, or was revoked; the node's log says which, and the cluster's owner "
+    "its key is unknown, expired or revoked; the node's log says which, and the cluster's owner "
     "can make a new token with zmqps keys token"
 )
 ANOTHER_CLUSTER = (

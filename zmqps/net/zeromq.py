@@ -339,7 +339,7 @@ class ZmqTransport:
             self._trust(peer)
             return True
         descriptor = descriptor_of(name)
-        if descriptor < 0:  # no peer of ours: its connection cannot be told from others
+        if descriptor < 0:  # not a zmqps peer: its connection cannot be told from others
             self.counters["strangers_refused"] += 1
             if socket.recv(_DONTWAIT, copy=False).more:
                 self._fall_behind(socket)

@@ -38,7 +38,7 @@ FILE, LOCK = "coordinator.journal", "coordinator.lock"
 PAGE = "page.json"
 #: What SQLite adds to the name of a file for those beside it.
 BESIDE = ("-wal", "-shm", "-journal")
-#: By which the file is known as one of ours, and the form of what is in it.
+#: Marks the file as a journal of zmqps, and the version of its format.
 APPLICATION, VERSION = 0x7A6D7073, 6
 #: First words of the keys whose records are on the disk before anything that follows is done.
 LASTING = ("identity", "cluster", "spec", "copies")
@@ -46,7 +46,7 @@ LASTING = ("identity", "cluster", "spec", "copies")
 IDENTITY = "identity"
 #: Under this key is what was drawn for this journal alone.
 ITSELF = ""
-#: With each record stands the number of its transaction, and the checksum of the journal as of then.
+#: Each record carries the number of its transaction, and the checksum of the journal as of then.
 TABLE = "state (key TEXT PRIMARY KEY, value BLOB NOT NULL, number INTEGER NOT NULL, digest BLOB NOT NULL)"
 PUT = "INSERT OR REPLACE INTO state (key, value, number, digest) VALUES (?, ?, ?, ?)"
 #: A page of the file; it has at least one.
@@ -337,11 +337,11 @@ def resumed(journal: Journal, kept: Mapping[str, Any], identity: Identity, optio
     }  # fmt: skip
     if known is None:
         if kept:
-            raise JournalError(path=str(journal.path), why="it does not say whose it is", advice="move it away")
+            raise JournalError(path=str(journal.path), why="it does not name its coordinator", advice="move it away")
         journal.write([Record(IDENTITY, facts)])
         return identity
     if set(known) != set(facts) or any(type(known[name]) is not type(fact) for name, fact in facts.items()):
-        raise JournalError(path=str(journal.path), why="it does not say whose it is", advice="move it away")
+        raise JournalError(path=str(journal.path), why="it does not name its coordinator", advice="move it away")
     differs = {
         "the number of servers": known["servers"] != options.servers,
         "whether nodes have keys": known["keyed"] != identity.keyed,

@@ -330,7 +330,7 @@ def touch(hashes: Any, counters: Any, out: Any) -> None:
 
 
 def sweep(uses: Any, live: Any, hand: int, out: Any) -> int:
-    """Let a hand go round rows until it has chosen as many as ``out`` has; return where it stands.
+    """Let a hand go round rows until it has chosen as many as ``out`` has; return its position.
 
     It takes one use from each row that has some, and chooses those that have none. There are as many rows, at least.
     """

@@ -26,7 +26,7 @@ class MLflow:
     Parameters
     ----------
     uri
-        Where it is, say ``http://127.0.0.1:5000`` or ``sqlite:///mlflow.db``.
+        Its URI, such as ``http://127.0.0.1:5000`` or ``sqlite:///mlflow.db``.
     """
 
     def __init__(self, uri: str) -> None:

@@ -19,7 +19,7 @@ class Sink(Protocol):
         Parameters
         ----------
         job, node
-            Whose it is, say ``default`` and ``worker 2``.
+            The job and the node, such as ``default`` and ``worker 2``.
         step
             As the script has given it; None: it has not.
         at

@@ -73,7 +73,7 @@ class Painter:
         make_legible(stream)
         self._stream = stream
         self._width = width
-        self._state = ""  # stands below the lines, on a terminal only
+        self._state = ""  # shown below the lines, on a terminal only
         self._console = Console(file=stream, highlight=False, soft_wrap=True) if stream.isatty() else None
         self._colours: dict[str, str] = {}
 

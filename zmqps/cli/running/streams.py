@@ -9,7 +9,7 @@ from typing import Any
 
 #: How an encoding error is dealt with: what a terminal lacks has a form that it has.
 LEGIBLE = "zmqps.legible"
-#: What tables, bars and sentences of ours are made of, in ASCII. Accents and the like become question marks.
+#: The characters of tables, bars and sentences, in ASCII. Accents and the like become question marks.
 FORMS = str.maketrans(
     {
         "…": "...", "·": ".", "•": "*", "µ": "u", "×": "x", "−": "-", "–": "-", "—": "-", "±": "+-", "→": "->",
