@@ -141,8 +141,8 @@ test-browser: $(INSTALLED) ## the page in a real browser, Debian's chromium; ski
 test-prometheus: $(INSTALLED) ## metrics, rules and alerts as Prometheus itself reads them; skips where it is not installed
 	$(PY) -m pytest -m engines --numprocesses 2 --dist loadfile -rs tests/deploy/test_observability_prometheus.py
 
-test-package: $(INSTALLED) ## install the sdist and the wheel into empty environments of each CPython at hand, from 3.11 on
-	$(PY) -m pytest -m engines -rs tests/test_installed.py
+test-package: $(INSTALLED) ## install the sdist and the wheel into empty environments of CPython 3.11 to 3.14, those at hand; of files that exist: DIST=dist
+	$(if $(call said,DIST),DIST='$(abspath $(DIST))') $(PY) -m pytest -m engines -rs tests/test_installed.py
 
 frameworks: $(FRAMEWORKS)/.installed ## install what the next target needs
 

@@ -16,12 +16,13 @@ from pathlib import Path
 import pytest
 
 from tests.imports import ROOT
+from tests.pace import allow
 from zmqps import __version__
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]  # an empty environment takes its packages from an index
 
-#: Minor versions of CPython that are looked for; those that are not at hand are skipped.
-MINORS = (11, 12, 13, 14, 15)
+#: Minor versions of CPython that are looked for; a test is skipped where its version cannot be had (`.ci/install`).
+MINORS = (11, 12, 13, 14)
 #: One step of training: a coordinator, a server and a worker.
 STEP = """
 import numpy as np, zmqps
@@ -35,7 +36,7 @@ if __name__ == "__main__":
 """
 
 
-def run(*command: object, cwd: Path, timeout: float = 300.0) -> str:
+def run(*command: object, cwd: Path, timeout: float = 150.0) -> str:
     """Run a command that knows nothing of this tree."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "ZMQPS_", "VIRTUAL"))}
     done = subprocess.run(
@@ -44,7 +45,7 @@ def run(*command: object, cwd: Path, timeout: float = 300.0) -> str:
         env=env,
         capture_output=True,
         text=True,
-        timeout=timeout,
+        timeout=allow(timeout),
         stdin=subprocess.DEVNULL,
     )
     assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
@@ -53,11 +54,11 @@ def run(*command: object, cwd: Path, timeout: float = 300.0) -> str:
 
 @cache
 def python(minor: int) -> str | None:
-    """Return a CPython of that version with venv and pip, if one is at hand."""
+    """Return a CPython of that version, if one is at hand."""
     name = f"python3.{minor}"
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
     what = "(sys.implementation.name, *sys.version_info[:2])"
-    code = f"import ensurepip, sys, venv; assert {what} == ('cpython', 3, {minor})"
+    code = f"import sys, venv; assert {what} == ('cpython', 3, {minor})"
     for path in [shutil.which(name), *sorted(pyenv.glob(f"versions/3.{minor}.*/bin/{name}"), reverse=True)]:
         if path and not subprocess.run([path, "-c", code], capture_output=True, timeout=30).returncode:
             return str(path)
@@ -66,7 +67,9 @@ def python(minor: int) -> str | None:
 
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return where `make package` has put an sdist and the wheel."""
+    """Return where an sdist and the wheel are: in `DIST`, or where `make package` puts them."""
+    if given := os.environ.get("DIST"):  # the files that `make release` has built, and nothing like them
+        return ROOT / given
     folder = tmp_path_factory.mktemp("dist")
     run("make", "package", "VENV=", f"PYTHON={sys.executable}", f"DIST={folder}", cwd=ROOT)
     return folder
@@ -111,11 +114,16 @@ def installed(folder: Path, minor: int, what: Path) -> Path:
     """Install a file into an empty environment; return the environment's commands."""
     found = python(minor)
     if found is None:
-        pytest.skip(f"no CPython 3.{minor} is at hand")
-    run(found, "-m", "venv", folder / "env", cwd=folder)
+        pytest.skip(f"no python3.{minor} is at hand")
+    run(found, "-m", "venv", "--without-pip", folder / "env", cwd=folder)
     bin = folder / "env" / "bin"
-    run(bin / "python", "-m", "pip", "install", "--quiet", what, cwd=folder)
+    run(*pip(bin), "install", "--quiet", what, cwd=folder)
     return bin
+
+
+def pip(bin: Path) -> tuple[object, ...]:
+    """Return how the pip here is called for another environment; the CPython of `.ci/python` has none."""
+    return sys.executable, "-m", "pip", "--python", bin / "python"
 
 
 def works(bin: Path, folder: Path) -> Iterator[str]:
@@ -127,7 +135,7 @@ def works(bin: Path, folder: Path) -> Iterator[str]:
     (folder / "step.py").write_text(STEP)
     if not (said := run(bin / "python", "step.py", cwd=folder)).startswith(f"[-1.0, -1.0, -1.0, -1.0] {folder}/env/"):
         yield said
-    run(bin / "python", "-m", "pip", "check", cwd=folder)
+    run(*pip(bin), "check", cwd=folder)
 
 
 @pytest.mark.parametrize("minor", MINORS)
@@ -139,3 +147,24 @@ def test_the_wheel_works_in_an_empty_environment(minor: int, dist: Path, tmp_pat
 def test_so_does_the_sdist(dist: Path, tmp_path: Path) -> None:
     [sdist] = dist.glob("*.tar.gz")
     assert list(works(installed(tmp_path, MINORS[0], sdist), tmp_path)) == []
+
+
+def test_what_the_image_installs_works(tmp_path: Path) -> None:
+    """Follow the Dockerfile in a folder, up to the stage that needs root, and the wheel works as in its image."""
+    build, opt = tmp_path / "build", tmp_path / "env"
+    build.mkdir()
+    text = re.sub(r"^#.*\n", "", (ROOT / "deploy/docker/Dockerfile").read_text(), flags=re.MULTILINE)
+    steps = text.replace("\\\n", " ").partition(" AS base\n")[0].splitlines()
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    for name, rest in (step.split(None, 1) for step in steps if step.strip()):
+        if name == "COPY":
+            *sources, target = rest.split()
+            for source in (ROOT / source for source in sources):
+                if source.is_dir():
+                    shutil.copytree(source, build / target, ignore=shutil.ignore_patterns("__pycache__"))
+                else:
+                    shutil.copy(source, build / target)
+        elif name == "RUN":
+            run("env", f"PATH={path}", "sh", "-euc", rest.replace("/opt/zmqps", str(opt)), cwd=build)
+    assert list(works(opt / "bin", tmp_path)) == []
+    assert not list(opt.glob("bin/pip*")), "an image needs no pip"

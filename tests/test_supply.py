@@ -25,7 +25,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 FILES = ("constraints.txt", "constraints-tools.txt")
 #: Extras that `make install` installs; the others need a GPU or are large.
 INSTALLED = ("demo", "bench", "watch", "tensorboard", "dev")
-SUPPORTED = ("3.11", "3.12", "3.13")
+SUPPORTED = ("3.11", "3.12", "3.13", "3.14")
 #: Where the API is known to move; pyproject.toml says how.
 BOUNDED = {"click", "msgpack", "msgspec", "numba", "numpy", "psutil", "pyzmq", "hatchling", "xxhash"} | {
     "starlette",
