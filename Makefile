@@ -27,6 +27,10 @@ MINUTES     ?= 0
 METRICS     ?= 127.0.0.1:9570
 ARGS        ?=
 DIST        ?= dist
+VERSION     ?=
+DRY         ?=
+# of `make release`
+FILES        = dist/v$(VERSION)
 LAUNCH      ?=
 MUTANTS     ?= 200
 SEED        ?= 0
@@ -51,7 +55,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install check format test test-random test-python test-slow test-repeats test-processes test-lan test-clusters test-engines test-browser test-prometheus frameworks test-frameworks test-conformance test-package package attack soak freezes flat simulate mutate test-gpu bench bench-full bench-gpu bench-gate bench-cycles bench-peers bench-frameworks experiments picture screenshots metrics roles errors constraints audit sbom demo demo-sparse up down scale status observe logs trace launch doctor coordinator server worker clean
+.PHONY: help install check format test test-random test-python test-slow test-repeats test-processes test-lan test-clusters test-engines test-browser test-prometheus frameworks test-frameworks test-conformance test-package package attack soak freezes flat simulate mutate test-gpu bench bench-full bench-gpu bench-gate bench-cycles bench-peers bench-frameworks experiments picture screenshots metrics roles errors constraints audit sbom release demo demo-sparse up down scale status observe logs trace launch doctor coordinator server worker clean
 
 ##@ Development
 
@@ -255,6 +259,17 @@ sbom: $(INSTALLED) $(TOOLS)/.installed ## a CycloneDX bill of materials of what 
 	@mkdir -p dist
 	$(TOOLS)/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible \
 	  --output-file dist/sbom.cdx.json "$$(command -v $(PY))"
+
+release: $(INSTALLED) $(TOOLS)/.installed ## all of a release but the upload: VERSION=0.1.0, and DRY=1 for all but the tag, too
+	.ci/release '$(VERSION)'
+	rm -rf '$(FILES)'
+	$(MAKE) --no-print-directory package DIST='$(FILES)'
+	$(TOOLS)/bin/twine check --strict '$(FILES)'/*
+	$(MAKE) --no-print-directory test-package DIST='$(FILES)'
+	$(if $(DRY),@echo 'A dry run: no tag was made.',git tag --annotate 'v$(VERSION)' --message 'zmqps $(VERSION)')
+	@printf '%s\n' 'Nothing has left this machine. These two commands upload the release:' \
+	  '  git push origin v$(VERSION)' \
+	  '  $(TOOLS)/bin/twine upload $(FILES)/*'
 
 ##@ Housekeeping
 

@@ -1,4 +1,4 @@
-"""What is installed is what was tested: every dependency has one version, and every version its hashes."""
+"""What is installed is what was tested: every dependency has one version with its hashes, every release its checks."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from packaging.utils import canonicalize_name
 
 from tests.imports import ROOT
 from tests.pace import allow
+from zmqps import __version__
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 FILES = ("constraints.txt", "constraints-tools.txt")
@@ -166,3 +167,93 @@ def test_an_audit_fails_for_what_it_finds_and_not_for_what_it_cannot_ask(
     result = subprocess.run(command, cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, timeout=allow(30))
     assert result.returncode == code, result.stderr
     assert said in result.stdout
+
+
+# --- a release: what is in its way, in a repository that has only what is looked at -------------------------
+
+
+@pytest.fixture
+def releasable(tmp_path: Path) -> Path:
+    """Return a repository whose only commit can be released as 0.3.0."""
+    for name, text in {
+        ".ci/release": (ROOT / ".ci/release").read_text(),
+        ".gitignore": "runs/\n",
+        "zmqps/__init__.py": '__version__ = "0.3.0"\n',
+        "CHANGELOG.md": "# Changelog\n\n## [Unreleased]\n\n## [0.3.0] - 2026-12-24\n\n- One thing.\n",
+        "README.md": "Version 0.3.0 is an alpha.\n",
+        "deploy/cluster.yaml": "image: zmqps-example:0.3.0  # yours\n",
+    }.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    git(tmp_path, "init", "--quiet")
+    commit(tmp_path)
+    return tmp_path
+
+
+def git(folder: Path, *arguments: str) -> str:
+    named = ("-c", "user.name=Ada", "-c", "user.email=ada@example.com", "-c", "commit.gpgsign=false")
+    command = ["git", "-C", str(folder), *named, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=allow(30)).stdout.strip()
+
+
+def commit(folder: Path) -> None:
+    """Commit everything, and let the commit have passed CI."""
+    git(folder, "add", "--all")
+    git(folder, "commit", "--quiet", "--message", "Do one thing")
+    (folder / "runs").mkdir(exist_ok=True)
+    (folder / "runs/ci-passed").write_text(git(folder, "rev-parse", "HEAD") + "\n")
+
+
+def in_the_way(folder: Path, version: str = "0.3.0") -> list[str]:
+    """Return what keeps a version from being released."""
+    command = ["bash", ".ci/release", version]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=allow(30), check=False)
+    said = [line.removeprefix("release: ") for line in done.stderr.splitlines()]
+    assert bool(said) == bool(done.returncode), done
+    assert bool(said) != bool(re.fullmatch(r"release: \w+ can be [\w.]+\n", done.stdout)), done
+    return said
+
+
+def test_a_commit_that_has_all_can_be_released(releasable: Path) -> None:
+    assert in_the_way(releasable) == []
+
+
+@pytest.mark.parametrize("version", ["", "v0.3.0", "0.3", "0.3.0.dev0", "0.3.0 -f"])
+def test_a_release_has_a_plain_number(version: str, releasable: Path) -> None:
+    assert in_the_way(releasable, version) == [f"'{version}' is no version: make release VERSION=0.1.0"]
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "said"),
+    [
+        ("zmqps/__init__.py", "0.3.0", "0.3.0.dev0", 'zmqps/__init__.py must say __version__ = "0.3.0"'),
+        ("CHANGELOG.md", " - 2026-12-24", "", "CHANGELOG.md needs a head with the date: ## [0.3.0] - 2"),
+        ("CHANGELOG.md", "## [0.3.0]", "- More.\n\n## [0.3.0]", "move the lines under [Unreleased] in CHANGELOG.md"),
+        ("README.md", "0.3.0", "0.3.1", "the places above name another version than 0.3.0"),
+        ("deploy/cluster.yaml", "0.3.0", "0.3.0rc1", "the places above name another version than 0.3.0"),
+    ],
+)
+def test_a_release_is_named_everywhere(file: str, old: str, new: str, said: str, releasable: Path) -> None:
+    path = releasable / file
+    path.write_text(path.read_text().replace(old, new))
+    commit(releasable)
+    assert in_the_way(releasable)[-1].startswith(said)
+
+
+def test_a_release_is_a_clean_commit_that_has_passed_ci_and_is_tagged_once(releasable: Path) -> None:
+    (releasable / "left").touch()
+    assert in_the_way(releasable) == ["commit or remove what `git status` lists"]
+    git(releasable, "add", "--all")
+    git(releasable, "commit", "--quiet", "--message", "Do more")
+    assert in_the_way(releasable) == ["this commit has not passed CI: run .ci/run, which writes runs/ci-passed"]
+    commit_ = git(releasable, "rev-parse", "HEAD")
+    (releasable / "runs/ci-passed").write_text(f"{commit_}\n")
+    git(releasable, "tag", "--annotate", "v0.3.0", "--message", "zmqps 0.3.0")
+    assert in_the_way(releasable) == ["v0.3.0 is tagged already: take the next number"]
+
+
+def test_what_follows_a_release_has_another_version() -> None:
+    count = ["git", "rev-list", "--count", f"v{__version__}..HEAD"]
+    result = subprocess.run(count, cwd=ROOT, capture_output=True, text=True, timeout=allow(30), check=False)
+    since = int(result.stdout) if result.returncode == 0 else 0  # there is no such tag, or no repository
+    assert since == 0, f"{__version__} is tagged: set the next version with .dev0 in zmqps/__init__.py"
