@@ -46,16 +46,17 @@ class Sample(NamedTuple):
 
 
 def find_base() -> str:
-    """Return what to compare with where nothing was named: the last tag, or where there is none what is committed.
+    """Return what to compare with where nothing was named: the last release's tag, or without one what is committed.
 
-    That is the last commit, if the package here differs from it, else the one before.
+    The latter is the last commit, if the package here differs from it, else the one before.
 
     Raises
     ------
     click.ClickException
         There is no earlier version.
     """
-    for command in (("describe", "--tags", "--abbrev=0"), ("status", "--porcelain", "--", "zmqps")):
+    last_release = ("describe", "--tags", "--abbrev=0", "--match", "v[0-9]*")  # other tags are not of releases
+    for command in (last_release, ("status", "--porcelain", "--", "zmqps")):
         try:
             found = _git(*command).decode().strip()
         except (OSError, subprocess.SubprocessError):
