@@ -75,7 +75,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "core/node core/server core/coordinator net net/lane gpu trace metrics page sinks",
         "launch": "errors folder files checks logs core/protocol core/coordinator net gpu metrics nodes keys",
         "doctor": "errors files keys core/protocol gpu net",
-        "top": "errors folder files",
+        "top": "errors folder files logs",
     },
     "Public: what scripts and users type": {
         "data": "errors checks core/job",

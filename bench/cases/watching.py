@@ -126,7 +126,7 @@ def start(stack: ExitStack, setup: Setup, on: Collection[str]) -> Watched:
         )
     )  # fmt: skip
     said = (directory / "coordinator.log").read_text()
-    metrics = _told(said, r"metrics at (\S+)") if "metrics" in on else ""
+    metrics = _told(said, r"metrics at (\S+/metrics)") if "metrics" in on else ""
     page = _told(said, r"the page is at (http\S+/)") if "page" in on else ""
     workers = [stack.enter_context(Child(LoggingWorker, cluster.address, setup)) for _ in range(setup.workers)]
     for worker in workers:

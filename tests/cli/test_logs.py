@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -11,14 +13,20 @@ from typing import Any
 
 import pytest
 
+from tests.cli.conftest import environment
 from zmqps.core.protocol import exits
 from zmqps.errors import Fact
-from zmqps.logs.lines import write_line
+from zmqps.logs.lines import Entry
 
 
 @pytest.fixture
 def now() -> datetime:
     return datetime.now(UTC)
+
+
+def line(node: str, level: str, message: str, at: datetime | None = None, **fields: Fact) -> str:
+    at = (at or datetime.now(UTC)).astimezone()
+    return Entry(at=at, level=level, node=node, message=message, fields=fields).line() + "\n"
 
 
 @pytest.fixture
@@ -31,14 +39,13 @@ def logs(tmp_path: Path, now: datetime) -> Path:
         ("server-0", 300, "info", "shard 0", {"job": "digits"}),
         ("worker-2", 200, "info", "loss 0.3", {}),
         ("coordinator", 100, "warning", "lost worker 1", {"job": "digits", "peer": "worker-1", "error": "Z006"}),
-        ("worker-1", 150, "info", "Traceback (most recent call last):\n  x\nOSError: disk", {}),
+        ("worker-1", 150, "error", "Traceback (most recent call last):\n  x\nOSError: disk", {}),
         ("worker-2", 50, "warning", "waiting", {"job": "other"}),
         ("coordinator", 20, "error", "job 'other': it is over", {"job": "other"}),
     ]
     for node, ago, level, message, fields in lines:
         with open(path / f"{node}.log", "a") as file:
-            at = (now - timedelta(seconds=ago)).astimezone()
-            file.write(write_line(node, level, message, at, as_json=node == "server-0", fields=fields) + "\n")
+            file.write(line(node, level, message, now - timedelta(seconds=ago), **fields))
     return path
 
 
@@ -48,36 +55,37 @@ def shown(zmqps: Any, *arguments: str) -> list[str]:
     return [line.split(" | ")[1].split(" ", 2)[2] for line in done.stdout.splitlines()]
 
 
-def test_logs_are_merged_by_time_whatever_they_are_written_in(zmqps, logs) -> None:
+def test_logs_are_merged_by_time(zmqps, logs) -> None:
     assert shown(zmqps) == [
         "coordinator at tcp://127.0.0.1:1",
         "shard 0 [job=digits]",
         "loss 0.3",
-        "Traceback (most recent call last):",
-        "  x",
-        "OSError: disk",
+        "error: Traceback (most recent call last):",
+        "error:   x",
+        "error: OSError: disk",
         "warning: lost worker 1 [job=digits peer=worker-1 error=Z006]",
         "warning: waiting [job=other]",
-        "error: job 'other': it is over [job=other]",
+        "error: job 'other': it is over",
     ]
-    assert shown(zmqps, "-n", "2") == ["warning: waiting [job=other]", "error: job 'other': it is over [job=other]"]
+    assert shown(zmqps, "-n", "2") == ["warning: waiting [job=other]", "error: job 'other': it is over"]
 
 
 def test_options_choose_what_is_shown(zmqps, logs, now) -> None:
     assert shown(zmqps, "--level", "error") == [
-        "Traceback (most recent call last):", "  x", "OSError: disk", "error: job 'other': it is over [job=other]"
+        "error: Traceback (most recent call last):", "error:   x", "error: OSError: disk",
+        "error: job 'other': it is over",
     ]  # fmt: skip
     since = (now - timedelta(seconds=120)).isoformat()
     assert shown(zmqps, "--since", since, "--level", "warning", "--node", "worker-2") == [
         "warning: waiting [job=other]"
     ]
     assert shown(zmqps, "--since", since, "--node", "worker", "coordinator", "--job", "other") == [
-        "warning: waiting [job=other]", "error: job 'other': it is over [job=other]"
+        "warning: waiting [job=other]", "error: job 'other': it is over"
     ]  # fmt: skip
     assert shown(zmqps, "--since", "6m", "server", "--node", "coordinator")[0] == "shard 0 [job=digits]"
 
 
-def test_json_has_all_fields_whatever_it_is_written_in(zmqps, logs, now) -> None:
+def test_json_has_all_fields(zmqps, logs, now) -> None:
     entries = [json.loads(line) for line in zmqps("logs", "--json", "--job", "digits").stdout.splitlines()]
     assert [(e["node"], e["level"], e["message"], e["job"], e.get("error")) for e in entries] == [
         ("server-0", "info", "shard 0", "digits", None),
@@ -105,17 +113,27 @@ def test_following_shows_what_is_added_also_by_those_who_come_later(start, logs,
     running.wait_for("it is over")
     assert "lost worker 1" not in running.output
     with open(logs / "worker-2.log", "a") as file:
-        file.write(write_line("worker-2", "info", "loss 0.2", datetime.now(), as_json=False) + "\n")
-        file.write(write_line("worker-2", "warning", "slow", datetime.now(), as_json=False) + "\n")
+        file.write(line("worker-2", "info", "loss 0.2"))
+        file.write(line("worker-2", "warning", "slow"))
     running.wait_for("warning: slow")
-    (logs / "server-1.log").write_text(
-        write_line("server-1", "error", "disk full", datetime.now(), as_json=False) + "\n"
-    )
+    (logs / "server-1.log").write_text(line("server-1", "error", "disk full"))
     running.wait_for("error: disk full")
     (logs / "server-1.log").rename(logs / "server-1.log.1")
-    (logs / "server-1.log").write_text(write_line("server-1", "error", "anew", datetime.now(), as_json=False) + "\n")
+    (logs / "server-1.log").write_text(line("server-1", "error", "anew"))
     running.wait_for("error: anew")
     assert "loss 0.2" not in running.output
     assert running.output.count("disk full") == 1
     running.popen.send_signal(signal.SIGINT)
     assert running.exit_code() == exits.INTERRUPTED
+
+
+def test_a_log_from_elsewhere_is_read_from_standard_input(tmp_path) -> None:
+    text = "before\n" + line("server-0", "warning", "slow", job="digits") + "Fatal Python error: Aborted\n"
+    done = subprocess.run(
+        [sys.executable, "-m", "zmqps", "logs", "-", "--level", "warning"],
+        input=text, capture_output=True, text=True, cwd=tmp_path, env=environment(),
+    )  # fmt: skip
+    assert done.returncode == exits.OK, done.stderr
+    assert [line.partition("| ")[2][24:] for line in done.stdout.splitlines()] == [
+        "warning: slow [job=digits]", "critical: Fatal Python error: Aborted"
+    ]  # fmt: skip

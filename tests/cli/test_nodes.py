@@ -92,8 +92,8 @@ def test_a_server_started_first_says_whom_it_waits_for_and_joins_when_it_can(sta
     assert server.exit_code() == exits.COORDINATOR_LOST
 
 
-def test_the_log_can_be_json(start) -> None:
-    node = start("coordinator", "--address", ANYWHERE, "--log-json", "--name", "chief")
+def test_the_log_is_json_where_it_is_no_terminal(start) -> None:
+    node = start("coordinator", "--address", ANYWHERE, "--name", "chief")
     node.wait_for("\n")
     entry = json.loads(node.output.splitlines()[0])
     assert set(entry) == {"time", "level", "node", "message"}

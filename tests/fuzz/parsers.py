@@ -382,8 +382,8 @@ MERGED = b"""{"traceEvents": [
 
 
 def _log(text: str) -> object:
-    _, suffix = lines.split_fields(text)
-    return lines.read_entry(text), lines.read_line(text), lines.read_message(text), lines.read_fields(suffix)
+    entry = lines.read_entry(text)
+    return lines.read_message(text), entry.text() if entry is not None else ""
 
 
 HOSTFILE = b"# ours\nhost-a slots=4\nme@host-b servers=1 workers=4 interface=eth1\n[fd00::7] slots=2 port=2222\n"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import logging
 import subprocess
 import sys
@@ -14,7 +13,6 @@ import pytest
 from zmqps.errors import DeadlineError
 from zmqps.logs.handler import VARIABLE, About, NodeFormatter, NodeHandler, under_a_supervisor
 from zmqps.logs.lines import Entry, read_entry
-from zmqps.logs.reading import Reader
 
 
 class Timers:
@@ -41,9 +39,9 @@ class Timers:
 
 
 class Node:
-    def __init__(self, *, as_json: bool = False) -> None:
+    def __init__(self) -> None:
         self.stream, self.timers = io.StringIO(), Timers()
-        formatter = NodeFormatter("server-0", as_json=as_json)
+        formatter = NodeFormatter("server-0")
         self.handler = NodeHandler(self.stream, formatter, lambda: self.timers.now, self.timers)  # type: ignore[arg-type]
         self.log = logging.Logger("zmqps.server")
         self.log.addHandler(self.handler)
@@ -68,15 +66,14 @@ def test_a_record_says_what_it_is_about(node: Node) -> None:
     assert entry.fields == {"job": "digits", "peer": "worker-2", "step": 412}
 
 
-def test_an_error_of_ours_has_its_number_in_the_log() -> None:
-    node = Node(as_json=True)
+def test_an_error_of_ours_has_its_number_in_the_log(node: Node) -> None:
     try:
         raise DeadlineError(operation="pull", seconds=2.0, waiting_for="server 1")
     except DeadlineError:
         node.log.exception("it failed")
-    (entry,) = map(json.loads, node.stream.getvalue().splitlines())
-    assert entry["error"] == "Z004"
-    assert "zmqps explain Z004" in entry["message"]
+    (entry,) = node.entries()
+    assert entry.fields == {"error": "Z004"}
+    assert "zmqps explain Z004" in entry.message
 
 
 def test_a_fact_that_repeats_is_counted_and_told_of_when_its_time_is_over(node: Node) -> None:
@@ -181,7 +178,8 @@ def said(*, before: str = "", after: str = "", node: str = "worker-2") -> list[s
 
 def test_a_workers_warnings_reach_its_supervisor_with_their_level() -> None:
     (line,) = said()
-    entry = Reader("worker-2").take(line)
+    entry = read_entry(line)
+    assert entry is not None
     assert (entry.node, entry.level, entry.message) == ("worker-2", "warning", "waited for it")
     assert entry.fields == {"job": "digits"}
 

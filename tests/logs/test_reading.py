@@ -1,4 +1,4 @@
-"""Log lines read back: what is said in them, and which are wanted."""
+"""The levels of what scripts print, and which entries are wanted."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from zmqps.errors import ConfigurationError
-from zmqps.logs.lines import write_line
-from zmqps.logs.reading import Reader, Wanted, chosen, parse_since
+from zmqps.logs.lines import Entry
+from zmqps.logs.reading import Levels, Wanted, chosen, parse_since
 
 AT = datetime(2025, 11, 21, 1, 4, 5, 123000, UTC)
 TRACEBACK = """\
@@ -20,14 +20,9 @@ zmqps explain Z004 says what happened and what to do next
 loss 0.3"""
 
 
-def printed(text: str, node: str = "worker-1") -> list[str]:
-    """Return the lines of a log in which a script has said something."""
-    return write_line(node, "info", text, AT, as_json=False).split("\n")
-
-
 def levels(text: str) -> list[str]:
-    reader = Reader("worker-1")
-    return [reader.take(line).level for line in printed(text)]
+    found = Levels()
+    return [found.of(line) for line in text.split("\n")]
 
 
 def test_a_traceback_is_an_error_to_its_last_line_and_no_further() -> None:
@@ -47,23 +42,9 @@ def test_pythons_own_logging_warnings_and_crashes_have_their_level() -> None:
     assert levels("Fatal Python error: Aborted") == ["critical"]
 
 
-def test_a_level_that_a_node_gives_is_not_guessed() -> None:
-    line = write_line("server-0", "warning", "ERROR: in a name", AT, as_json=False)
-    assert Reader("server-0").take(line).level == "warning"
-
-
-def test_a_line_that_is_not_ours_belongs_to_the_one_before() -> None:
-    reader = Reader("server-0")
-    first = reader.take("numba says something")
-    assert (first.node, first.level, first.at) == ("server-0", "info", datetime.fromtimestamp(0, UTC))
-    reader.take(write_line("server-0", "warning", "oh", AT.astimezone(), as_json=False, fields={"job": "j"}))
-    after = reader.take("  and more")
-    assert (after.at, after.level, after.message, after.fields) == (AT, "warning", "  and more", {"job": "j"})
-
-
 def test_what_is_wanted_is_chosen_by_time_level_and_job() -> None:
     def has(wanted: Wanted, level: str = "info", job: str = "", at: datetime = AT) -> bool:
-        return wanted.has(Reader("x").take(write_line("x", level, "m", at, as_json=True, fields={"job": job})))
+        return wanted.has(Entry(at=at, level=level, node="x", message="m", fields={"job": job}))
 
     assert has(Wanted())
     assert has(Wanted(since=AT))

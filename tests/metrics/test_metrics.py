@@ -61,7 +61,7 @@ def scrape(url: str) -> dict[str, dict[str, float]]:
 
 def url_in(log: Path) -> str:
     """Return where a node says that its metrics are."""
-    found = re.search(r"metrics at (http://\S+)", log.read_text())
+    found = re.search(r"metrics at (http://\S+/metrics)", log.read_text())
     assert found, log.read_text()
     return found[1]
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from pathlib import Path
 
+from zmqps.logs.lines import Entry
 from zmqps.top.logs import MOST_LINES, TAIL_NBYTES, tail
 
 
@@ -18,6 +20,16 @@ def logs(tmp_path: Path) -> Path:
 def test_its_last_lines_can_be_shown(tmp_path: Path) -> None:
     (logs(tmp_path) / "worker-2.log").write_text("one\ntwo \x1b[2J\nnot ended")
     assert tail(tmp_path, "cluster", "worker-2", "here") == ["one", "two \\x1b[2J"]
+
+
+def test_entries_are_shown_as_text(tmp_path: Path) -> None:
+    at = datetime(2025, 11, 21, 1, 4, 5).astimezone()
+    entry = Entry(at=at, level="error", node="worker-2", message="a\nb", fields={"job": "digits"})
+    (logs(tmp_path) / "worker-2.log").write_text(entry.line() + "\n")
+    assert tail(tmp_path, "cluster", "worker-2", "here") == [
+        "worker-2    | 2025-11-21 01:04:05.000 error: a [job=digits]",
+        "worker-2    | 2025-11-21 01:04:05.000 error: b",
+    ]
 
 
 def test_of_a_long_one_the_end_is_read(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ PASSED = ("ZMQPS_TRANSPORT", "ZMQPS_JOB", "ZMQPS_COMBINE", "ZMQPS_TRACEBACK")
 @settings.directory
 @setting("--timeout", shared=False, type=click.FloatRange(min=0), default=60.0, help="Seconds to wait for the start.")
 @setting("--dry-run", is_flag=True, shared=False, help="Print what would be run, and run nothing.")
-@settings.log_settings
+@settings.log_level
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def launch(ctx: click.Context, /, **told: Any) -> int:
@@ -144,7 +144,7 @@ def _config(told: dict[str, Any]) -> LaunchConfig:
     )  # fmt: skip
     cluster = ClusterConfig(
         options=options, kernels=told["kernels"], insecure=told["insecure"], log_level=told["log_level"],
-        log_json=told["log_json"], apply_threads=told["apply_threads"], devices=(told["device"],),
+        apply_threads=told["apply_threads"], devices=(told["device"],),
         memory_nbytes=told["memory"], job_secret=told["job_secret"],
         keys=told["keys"], io_threads=told["io_threads"], ports=told["ports"] or "",
         checkpoints=settings.checkpoint_config(told), restart_servers=told["restart_servers"],

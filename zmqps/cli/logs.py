@@ -5,26 +5,26 @@ from __future__ import annotations
 import contextlib
 import heapq
 import io
-import json
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from datetime import datetime
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import click
 
 from zmqps.cli import settings
-from zmqps.cli.running.follow import FollowedLog, Wakeup, logs_in
+from zmqps.cli.running.follow import FollowedLog, logs_in, wait_for_more
 from zmqps.cli.settings import setting
 from zmqps.core.protocol import exits
 from zmqps.errors import ConfigurationError, PSError
 from zmqps.folder import Folder
-from zmqps.logs.lines import LEVELS, Entry
-from zmqps.logs.reading import Reader, Wanted, chosen, parse_since
+from zmqps.logs.lines import LEVELS, Entry, read_entry
+from zmqps.logs.reading import Levels, Wanted, chosen, parse_since
 
-#: An entry, and the line in which it is written.
-Said = tuple[Entry, str]
+#: The name by which a log is read from standard input.
+STDIN = "-"
 
 
 @click.command()
@@ -53,7 +53,8 @@ def logs(
 ) -> int:
     """Show the logs of nodes, merged by time.
 
-    NODES are names and roles: server-0, worker-1, worker. By default, those of all nodes are shown.
+    NODES are names and roles: server-0, worker-1, worker. By default, those of all nodes are shown. A single "-" reads
+    a log from standard input, such as that of a container.
     """
     from zmqps.cli.running.state import read_state
 
@@ -61,6 +62,11 @@ def logs(
         begin = parse_since(since, datetime.now().astimezone()) if since is not None else None
     except ConfigurationError as error:
         raise click.BadParameter(str(error), param_hint="--since") from None
+    wanted, show = Wanted(since=begin, level=level, job=job), _printer(as_json=as_json)
+    if nodes == (STDIN,):
+        for _, said in _entries(STDIN, map(str.rstrip, sys.stdin), wanted):
+            show(said)
+        return exits.OK
     state = read_state(directory)
     if name is None:
         name = state.name if state is not None and state.name else "cluster"
@@ -69,18 +75,16 @@ def logs(
     except FileNotFoundError:
         raise PSError(f"no logs in {directory / 'runs' / name / 'logs'}; `zmqps up` writes them") from None
     with folder, contextlib.ExitStack() as stack:
-        merged = MergedLogs(folder, (*nodes, *node), Wanted(since=begin, level=level, job=job))
+        merged = MergedLogs(folder, (*nodes, *node), wanted)
         stack.callback(merged.close)
-        wakeup = stack.enter_context(Wakeup(folder, _output())) if follow else None  # before anything is read
-        show = _as_json if as_json else _printer()
         there = merged.look(to_the_end=not follow)
         for said in deque(there, maxlen=lines) if lines else there:
-            show(*said)
-        while wakeup is not None:
+            show(said)
+        while follow:
             sys.stdout.flush()
-            wakeup.wait()
+            wait_for_more(_output())
             for said in merged.look():
-                show(*said)
+                show(said)
     return exits.OK
 
 
@@ -106,14 +110,14 @@ class MergedLogs:
         self._folder = folder
         self._nodes = nodes
         self._wanted = wanted
-        self._logs: dict[str, tuple[FollowedLog, Reader]] = {}
+        self._logs: dict[str, FollowedLog] = {}
         names = logs_in(folder)
         if not names:
             raise PSError(f"no logs in {folder.path}; `zmqps up` writes them")
         if unknown := chosen(names, nodes)[1]:
             raise click.UsageError(f"no log of {', '.join(unknown)}; there are {', '.join(names)}")
 
-    def look(self, *, to_the_end: bool = False) -> Iterator[Said]:
+    def look(self, *, to_the_end: bool = False) -> Iterator[Entry]:
         """Yield what was written since the last look, merged by time; ``to_the_end``: also lines without an end.
 
         Raises
@@ -124,24 +128,29 @@ class MergedLogs:
         since = self._wanted.since
         for name in chosen(logs_in(self._folder), self._nodes)[0]:
             if name not in self._logs:
-                log = FollowedLog(self._folder, name, since.timestamp() if since is not None else None)
-                self._logs[name] = log, Reader(name)
-        sources = [self._entries(log, reader, to_the_end) for log, reader in self._logs.values()]
-        return (said for _, said in heapq.merge(*sources, key=lambda entry: entry[0]))
+                self._logs[name] = FollowedLog(self._folder, name, since.timestamp() if since is not None else None)
+        sources = [_entries(name, log.lines(to_the_end=to_the_end), self._wanted) for name, log in self._logs.items()]
+        return (entry for _, entry in heapq.merge(*sources, key=lambda found: found[0]))
 
     def close(self) -> None:
         """Close the files."""
-        for log, _ in self._logs.values():
+        for log in self._logs.values():
             log.close()
 
-    def _entries(self, log: FollowedLog, reader: Reader, to_the_end: bool) -> Iterator[tuple[datetime, Said]]:
-        """Yield the wanted entries of a log, each with a time that is never before that of the one before."""
-        latest: datetime | None = None
-        for line in log.lines(to_the_end=to_the_end):
-            entry = reader.take(line)
-            latest = entry.at if latest is None else max(latest, entry.at)
-            if self._wanted.has(entry):
-                yield latest, (entry, line)
+
+def _entries(name: str, lines: Iterable[str], wanted: Wanted) -> Iterator[tuple[datetime, Entry]]:
+    """Yield the wanted entries of a log, each with a time that is never before that of the one before.
+
+    A line that is no entry, such as one that is torn, or that a library printed in a container, has the time of the
+    entry before.
+    """
+    last, levels = Entry(at=datetime.fromtimestamp(0, UTC), level="info", node=name, message=""), Levels()
+    latest = last.at
+    for line in lines:
+        last = read_entry(line) or replace(last, level=levels.of(line), message=line, fields={})
+        latest = max(latest, last.at)
+        if wanted.has(last):
+            yield latest, last
 
 
 def _output() -> int | None:
@@ -151,21 +160,12 @@ def _output() -> int | None:
         return None
 
 
-def _as_json(entry: Entry, line: str) -> None:
-    click.echo(json.dumps(entry.plain(), ensure_ascii=False))
+def _printer(*, as_json: bool) -> Callable[[Entry], object]:
+    """Return what prints an entry."""
+    if as_json:
+        return lambda entry: click.echo(entry.line())
+    if not sys.stdout.isatty():
+        return lambda entry: click.echo(entry.text())
+    from zmqps.cli.running.output import Painter
 
-
-def _printer() -> Callable[[Entry, str], object]:
-    """Return what prints an entry for people: as it is written, or as it would be had it not been JSON."""
-    show: Callable[[str], object] = click.echo
-    if sys.stdout.isatty():
-        from zmqps.cli.running.output import Painter
-
-        show = Painter(sys.stdout).print
-
-    def text(entry: Entry, line: str) -> None:
-        is_json = line.startswith("{") and entry.message != line
-        for part in entry.line(as_json=False).split("\n") if is_json else (line,):
-            show(part)
-
-    return text
+    return Painter(sys.stdout).print

@@ -32,7 +32,7 @@ from zmqps.logs.handler import set_up_logging
 @settings.job_secret
 @settings.keys
 @settings.insecure
-@settings.log_settings
+@settings.log_level
 @settings.journal
 @settings.patience
 @settings.metrics
@@ -45,7 +45,7 @@ def coordinator(**told: Any) -> int:
 
     It places jobs and tracks members.
     """
-    set_up_logging(told["name"] or "coordinator", level=told["log_level"], as_json=told["log_json"])
+    set_up_logging(told["name"] or "coordinator", level=told["log_level"])
     from zmqps.core.coordinator.options import CoordinatorOptions
     from zmqps.metrics.place import MetricsPlace
     from zmqps.nodes.coordinator import CoordinatorConfig, run
@@ -108,7 +108,7 @@ def coordinator(**told: Any) -> int:
 @settings.insecure
 @settings.metrics
 @settings.metrics_token
-@settings.log_settings
+@settings.log_level
 @settings.parent_fd
 def server(
     coordinator: str,
@@ -130,7 +130,6 @@ def server(
     insecure: bool,
     metrics: str | None,
     metrics_token: Path | None,
-    log_json: bool,
     log_level: str,
     parent_fd: int | None,
 ) -> int:
@@ -140,7 +139,7 @@ def server(
     """
     if name is None and index is not None:
         name = f"server-{index}"
-    set_up_logging(name or "server", level=log_level, as_json=log_json)
+    set_up_logging(name or "server", level=log_level)
     from zmqps.metrics.place import MetricsPlace
     from zmqps.nodes.server import ServerConfig, run
 

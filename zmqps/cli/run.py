@@ -66,7 +66,7 @@ ASK_S = 1.0
 @setting("--name", shared=False, default="cluster", help="Logs go to runs/NAME/logs.")
 @settings.directory
 @setting("--timeout", shared=False, type=click.FloatRange(min=0), default=120.0, help="Seconds to wait for the others.")
-@settings.log_settings
+@settings.log_level
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def run(**told: Any) -> int:
     """Run this task of Slurm, MPI or Kubernetes.
@@ -151,7 +151,7 @@ def _config(told: dict[str, Any]) -> TaskConfig:
     cluster = ClusterConfig(
         options=options, address=endpoint, kernels=told["kernels"],
         insecure=told["keys"] is None and not is_loopback(address),
-        log_level=told["log_level"], log_json=told["log_json"], apply_threads=told["apply_threads"],
+        log_level=told["log_level"], apply_threads=told["apply_threads"],
         devices=(told["device"],), memory_nbytes=told["memory"], job_secret=told["job_secret"],
         keys=told["keys"], io_threads=told["io_threads"], ports=told["ports"] or "",
         checkpoints=settings.checkpoint_config(told), restart_servers=told["restart_servers"],

@@ -120,11 +120,7 @@ class Size(click.ParamType):  # type: ignore[type-arg]  # generic only in newer 
         return int(float(match[1]) * UNITS[match[2]])
 
 
-def log_settings(command: F) -> F:
-    """Add the options every node has."""
-    json = setting("--log-json", is_flag=True, help="Log one JSON object a line.")
-    level = setting("--log-level", type=click.Choice(LEVELS), default="info", help="What to log.")
-    return json(level(command))
+log_level = setting("--log-level", type=click.Choice(LEVELS), default="info", help="What to log.")
 
 
 #: The coordinator's options beside ``--servers``. A test compares the defaults with `CoordinatorOptions`.

@@ -65,7 +65,7 @@ DOWN_S = 20.0
 @settings.page
 @setting("--timeout", shared=False, type=click.FloatRange(min=0), default=30.0, help="Seconds to wait for the start.")
 @setting("--detach", "-d", is_flag=True, shared=False, help="Return when the servers have joined.")
-@settings.log_settings
+@settings.log_level
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def up(**told: Any) -> int:
     """Start a whole cluster on this host.
@@ -124,7 +124,6 @@ def _supervise(told: dict[str, Any], terminal: Terminal | None, ready: Callable[
         kernels=told["kernels"],
         insecure=told["insecure"],
         log_level=told["log_level"],
-        log_json=told["log_json"],
         apply_threads=told["apply_threads"],
         devices=devices or (told["device"],),
         memory_nbytes=told["memory"],

@@ -37,8 +37,6 @@ class ClusterConfig:
         Allow binding beyond loopback.
     log_level
         debug, info, warning or error.
-    log_json
-        Log one JSON object a line.
     apply_threads
         How many threads update one slice, for the servers.
     devices
@@ -72,7 +70,6 @@ class ClusterConfig:
     kernels: str = "numba"
     insecure: bool = False
     log_level: str = "info"
-    log_json: bool = False
     apply_threads: int = 1
     devices: tuple[str, ...] = ("cpu",)
     memory_nbytes: int | None = None
@@ -160,7 +157,7 @@ class ClusterConfig:
         return join(host_of(coordinator) or "127.0.0.1", 0)
 
     def _common(self, name: str) -> list[str]:
-        switches = ["--insecure"] * self.insecure + ["--log-json"] * self.log_json
+        switches = ["--insecure"] * self.insecure
         switches += [f"--interface={self.interface}"] if self.interface else []
         switches += [f"--job-secret={self.job_secret}"] if self.job_secret is not None else []
         switches += [f"--keys={self.keys.absolute()}"] if self.keys is not None else []

@@ -37,7 +37,7 @@ from zmqps.launch.processes import (
 )
 from zmqps.launch.reports import Reports
 from zmqps.launch.restarts import PAUSE_S, Restarts
-from zmqps.logs.lines import Lines, read_message
+from zmqps.logs.lines import Lines, last_messages
 from zmqps.nodes.inquiry import inquire
 
 #: In a node's flags: by which address its host is reached.
@@ -258,7 +258,7 @@ class Keeper:
                 self._say(line)
 
     def _tail(self) -> str:
-        return "\n".join(f"  {read_message(line)}" for line in self._lines) or "  (it said nothing)"
+        return last_messages(self._lines, TAIL_LINES)
 
     def _clear(self) -> None:
         if self._folder is not None:

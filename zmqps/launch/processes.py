@@ -27,7 +27,7 @@ from zmqps.errors import NodeFailedError, PSError, UnsafeFileError, from_wire
 from zmqps.files import read_kernel
 from zmqps.folder import open_own
 from zmqps.launch.restarts import RESTART, TOKEN, Restarts
-from zmqps.logs.lines import read_message
+from zmqps.logs.lines import last_messages
 from zmqps.net.identity import PROCESS
 from zmqps.net.system.children import UNKNOWN, heed_children
 
@@ -41,7 +41,7 @@ CHANNEL_SECRET = secrets.token_hex(16)
 #: The variable by which what a supervisor has started is known, and what that has started in turn.
 MARK = "ZMQPS_SUPERVISOR"
 TAIL_LINES = 10
-TAIL_NBYTES = 16 << 10
+TAIL_NBYTES = 64 << 10
 
 
 class Child(Protocol):
@@ -400,8 +400,7 @@ def tail(log: Path, num_lines: int = TAIL_LINES) -> str:
                 said = _end_of(log.with_name(f"{log.name}.1")) + said
     except (OSError, UnsafeFileError):
         return "  (no log)"
-    lines = said.decode(errors="replace").splitlines()[-num_lines:]
-    return "\n".join(f"  {read_message(line)}" for line in lines) or "  (it said nothing)"
+    return last_messages(said.decode(errors="replace").splitlines()[-num_lines:], num_lines)
 
 
 def _end_of(log: Path) -> bytes:

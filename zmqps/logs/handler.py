@@ -16,17 +16,15 @@ from datetime import datetime
 from typing import Any, TextIO
 
 from zmqps.errors import Fact, PSError, printable
-from zmqps.logs.lines import RESERVED, without_date, write_line
+from zmqps.logs.lines import ABOUT, RESERVED, Entry
 from zmqps.logs.repeats import Repeats, fact_of
 
 #: What a supervisor calls the worker that it starts.
 VARIABLE = "ZMQPS_LOG_NODE"
-#: What a record may have through ``extra``, beside a mapping ``facts`` of more.
-ABOUT = ("job", "peer", "error")
 
 
 def fields_of(record: logging.LogRecord) -> dict[str, Fact]:
-    """Return what a record is about."""
+    """Return what a record is about: what it has through ``extra``, of which a mapping ``facts`` has more."""
     fields: dict[str, Fact] = {name: value for name in ABOUT if (value := getattr(record, name, None))}
     if record.exc_info and isinstance(error := record.exc_info[1], PSError):
         fields.setdefault("error", error.number)
@@ -43,30 +41,24 @@ class NodeFormatter(logging.Formatter):
     ----------
     node
         Its name.
-    as_json
-        One JSON object a line.
-    with_date
-        Whether text lines hold the date as well.
+    as_text
+        As people read it on a terminal, not as one JSON object a line.
     """
 
-    def __init__(self, node: str, *, as_json: bool = False, with_date: bool = True) -> None:
+    def __init__(self, node: str, *, as_text: bool = False) -> None:
         super().__init__()
         self._node = node
-        self._as_json = as_json
-        self._with_date = with_date
+        self._as_text = as_text
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line (or lines: an exception's traceback) of a record."""
+        """Return the line of a record; as text, an exception's traceback takes more lines."""
         message = printable(record.getMessage())  # some of it may be of a peer, which begins no line here
         if record.exc_info:
             traceback = self.formatException(record.exc_info)
             message = "\n".join([message, *map(printable, traceback.split("\n"))])
-        at = datetime.fromtimestamp(record.created).astimezone()
-        level = record.levelname.lower()
-        text = write_line(self._node, level, message, at, as_json=self._as_json, fields=fields_of(record))
-        if self._with_date or self._as_json:
-            return text
-        return "\n".join(map(without_date, text.split("\n")))
+        at, level = datetime.fromtimestamp(record.created).astimezone(), record.levelname.lower()
+        entry = Entry(at=at, level=level, node=self._node, message=message, fields=fields_of(record))
+        return entry.text(with_date=False) if self._as_text else entry.line()
 
 
 class NodeHandler(logging.StreamHandler[TextIO]):
@@ -161,10 +153,13 @@ def _bare(record: logging.LogRecord) -> _Bare:
     return bare
 
 
-def set_up_logging(node: str, *, level: str = "info", as_json: bool = False, stream: TextIO | None = None) -> None:
-    """Send the log of this process, which is a node, to a stream, by default standard error."""
+def set_up_logging(node: str, *, level: str = "info", stream: TextIO | None = None) -> None:
+    """Send the log of this process, which is a node, to a stream, by default standard error.
+
+    A terminal gets text, anything else JSON lines.
+    """
     stream = stream or sys.stderr
-    formatter = NodeFormatter(node, as_json=as_json, with_date=not stream.isatty())
+    formatter = NodeFormatter(node, as_text=stream.isatty())
     logging.basicConfig(level=level.upper(), handlers=[NodeHandler(stream, formatter)], force=True)
     logging.getLogger("numba").setLevel(max(logging.INFO, logging.getLogger().level))  # it would write how it compiles
     logging.raiseExceptions = False  # the log's reader may be gone before the node is

@@ -1,14 +1,14 @@
-"""Log lines read back: their entries, and a filter on them."""
+"""What the output of a script means, and a filter on log entries."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from zmqps.errors import ConfigurationError
-from zmqps.logs.lines import RANKS, Entry, read_entry
+from zmqps.logs.lines import RANKS, Entry
 
 #: What a script's own lines look like when they are no plain output: Python's logging, warnings and crashes.
 _FOREIGN = (
@@ -17,44 +17,27 @@ _FOREIGN = (
     (re.compile(r"Fatal Python error: "), "critical"),
 )
 _TRACEBACK = "Traceback (most recent call last):"
-#: The margin of each line of an exception group.
+#: What stands before it where an exception group is shown.
 _FRAME = " +|"
-#: How the note of a zmqps error begins, which follows its traceback.
+#: How the note of an error of ours begins, which follows its traceback.
 _NOTE = "zmqps explain "
 
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 _DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(ms|[smhdw])")
 
 
-class Reader:
-    """Reads the lines of one log, one after the other.
+class Levels:
+    """Tells the level of each line that a script prints.
 
-    A line that is no node's entry belongs to the one before. What a worker prints is ``info``, unless it looks like a
-    traceback, a crash, a warning or a line of Python's `logging`.
-
-    Parameters
-    ----------
-    node
-        The node assumed for text before the first entry.
+    It is ``info``, unless it looks like a traceback, a crash, a warning or a line of Python's `logging`.
     """
 
-    def __init__(self, node: str) -> None:
-        self._last = Entry(at=datetime.fromtimestamp(0, UTC), level="info", node=node, message="")
+    def __init__(self) -> None:
         self._in_traceback = False
         self._after_traceback = False
 
-    def take(self, line: str) -> Entry:
-        """Return what a line says."""
-        entry = read_entry(line)
-        if entry is None:
-            entry = replace(self._last, message=line)
-        else:
-            self._last = entry
-        level = self._level(entry.message)
-        return replace(entry, level=level) if entry.level == "info" and level else entry
-
-    def _level(self, message: str) -> str:
-        """Return the level that a message without one has by what it looks like; empty: it looks like nothing."""
+    def of(self, message: str) -> str:
+        """Return the level of the next line."""
         if message.lstrip(_FRAME).endswith(_TRACEBACK):
             self._in_traceback = True
             return "error"
@@ -68,7 +51,7 @@ class Reader:
         for form, level in _FOREIGN:
             if match := form.match(message):
                 return level or match[1].lower()
-        return ""
+        return "info"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

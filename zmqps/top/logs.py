@@ -7,6 +7,7 @@ from pathlib import Path
 
 from zmqps.errors import printable
 from zmqps.folder import Folder
+from zmqps.logs.lines import read_entry
 
 #: What is read of the end of a log.
 TAIL_NBYTES = 64 << 10
@@ -44,5 +45,6 @@ def tail(directory: Path, cluster: str, node: str, host: str) -> list[str]:
                 text = file.read(TAIL_NBYTES).decode(errors="replace")
     except FileNotFoundError:
         return [elsewhere]
-    lines = [printable(line) for line in text.split("\n")[:-1]][-MOST_LINES:]
-    return lines or [f"the log of {node} is empty"]
+    said = [entry.text() if (entry := read_entry(line)) is not None else line for line in text.split("\n")[:-1]]
+    lines = [printable(line) for text in said for line in text.split("\n")]
+    return lines[-MOST_LINES:] or [f"the log of {node} is empty"]

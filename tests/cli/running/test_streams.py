@@ -14,6 +14,7 @@ from tests.cli.conftest import PATIENCE, environment
 from zmqps.cli.running.output import Terminal
 from zmqps.cli.running.streams import make_legible
 from zmqps.core.protocol import exits
+from zmqps.logs.lines import read_message
 
 UP = ("up", "--address", "tcp://127.0.0.1:0", "--kernels", "numpy")
 C_LOCALE = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
@@ -85,7 +86,7 @@ def test_a_cluster_runs_and_ends_with_its_output_closed(tmp_path: Path) -> None:
     )
     assert ended.returncode == exits.WORKERS_FAILED
     log = (tmp_path / "runs" / "cluster" / "logs" / "worker-0.log").read_text("utf-8")
-    assert "one █ … 日" in log
+    assert "one █ … 日" in map(read_message, log.splitlines())
     assert "failed with exit code 3" in (tmp_path / "runs" / "cluster" / "logs" / "supervisor.log").read_text("utf-8")
 
 

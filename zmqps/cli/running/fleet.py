@@ -454,7 +454,7 @@ class Fleet:
     # --- what is said ---------------------------------------------------------------------------
 
     def _new_log(self, name: str, file: str) -> LogFile:
-        log = LogFile(name, self._folder, file, self._terminal, as_json=self._config.cluster.log_json)
+        log = LogFile(name, self._folder, file, self._terminal)
         self._logs.callback(log.close)
         return log
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import itertools
 import os
 import re
@@ -13,16 +12,14 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 from zmqps.folder import Folder
-from zmqps.logs.lines import Lines
+from zmqps.logs.lines import MAX_ENTRY_NBYTES, Lines
 
 SUFFIX = ".log"
 CHUNK_NBYTES = 64 << 10
-#: Where nothing tells of what is written, as on a network's file system, files are looked at so often.
-LOOK_S = 0.5
+#: Files that are followed are looked at so often.
+LOOK_S = 0.25
 
 _GENERATION = re.compile(r"\.log(?:\.([1-9]\d?))?\Z")
-#: From sys/inotify.h: written to, made, moved here.
-_IN_MODIFY, _IN_CREATE, _IN_MOVED_TO, _IN_NONBLOCK_CLOEXEC = 0x2, 0x100, 0x80, os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def logs_in(folder: Folder) -> list[str]:
@@ -62,7 +59,7 @@ class FollowedLog:
         self._folder = folder
         self._since = since
         self._file: BinaryIO | None = None
-        self._lines = Lines()
+        self._lines = Lines(MAX_ENTRY_NBYTES)
 
     def lines(self, *, to_the_end: bool = False) -> Iterator[str]:
         """Yield what was written since the last call; ``to_the_end``: also a last line that has no end.
@@ -142,60 +139,23 @@ def _which(facts: os.stat_result) -> tuple[int, int]:
     return facts.st_dev, facts.st_ino
 
 
-class Wakeup:
-    """Waits until something is written in a folder; a context manager.
+def wait_for_more(output: int | None, timeout: float = LOOK_S) -> None:
+    """Wait until it is time to look at the files again.
 
     Parameters
     ----------
-    folder
-        Which.
     output
         The output to watch for a reader that has gone, as in ``zmqps logs -f | head``; None: not watched.
+    timeout
+        Seconds.
+
+    Raises
+    ------
+    BrokenPipeError
+        The output has no reader any more.
     """
-
-    def __init__(self, folder: Folder, output: int | None) -> None:
-        self._poll = select.poll()
-        self._fd = _watch(folder.fd)
-        if self._fd is not None:
-            self._poll.register(self._fd, select.POLLIN)
-        self._output = output
-        if output is not None and stat.S_ISFIFO(os.fstat(output).st_mode):
-            self._poll.register(output, 0)
-
-    def wait(self, timeout: float = LOOK_S) -> None:
-        """Wait, at most so many seconds.
-
-        Raises
-        ------
-        BrokenPipeError
-            The output has no reader any more.
-        """
-        for fd, event in self._poll.poll(timeout * 1000):
-            if fd == self._output and event & (select.POLLERR | select.POLLHUP):
-                raise BrokenPipeError
-            if fd == self._fd:
-                with contextlib.suppress(BlockingIOError):
-                    os.read(fd, CHUNK_NBYTES)
-
-    def __enter__(self) -> Wakeup:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
-
-
-def _watch(folder: int) -> int | None:
-    """Return a descriptor that can be read from once something in a folder has changed; None where there is none."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if not hasattr(libc, "inotify_init1"):  # not Linux
-        return None
-    fd: int = libc.inotify_init1(_IN_NONBLOCK_CLOEXEC)
-    if fd < 0:
-        return None  # this user has too many already
-    path = f"/proc/self/fd/{folder}".encode()
-    if libc.inotify_add_watch(fd, path, _IN_MODIFY | _IN_CREATE | _IN_MOVED_TO) < 0:
-        os.close(fd)
-        return None
-    return fd
+    poll = select.poll()
+    if output is not None and stat.S_ISFIFO(os.fstat(output).st_mode):
+        poll.register(output, 0)
+    if any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(timeout * 1000)):
+        raise BrokenPipeError

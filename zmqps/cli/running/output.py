@@ -4,31 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
+import logging
 import os
 import queue
-import re
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import IO, TextIO
+from io import TextIOWrapper
+from logging.handlers import RotatingFileHandler
+from typing import IO, TYPE_CHECKING, TextIO
 
 from zmqps.cli.running.streams import make_legible
-from zmqps.errors import PSError, counted, printable
+from zmqps.errors import Fact, counted
 from zmqps.folder import Folder
-from zmqps.logs.lines import (
-    MAX_LINE_NBYTES,
-    NAME_WIDTH,
-    Lines,
-    aligned,
-    read_entry,
-    read_line,
-    split_fields,
-    without_date,
-    without_known,
-    write_line,
-)
+from zmqps.logs.lines import MAX_LINE_NBYTES, NAME_WIDTH, Entry, Lines, Parts, read_entry
+from zmqps.logs.reading import Levels
+
+if TYPE_CHECKING:
+    from rich.text import Text
 
 COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_yellow", "bright_blue")
 #: Lines the terminal may lag behind before some are left out there; the files have them all.
@@ -41,23 +35,12 @@ OLDER_LOGS = 3
 LEVEL_COLOURS = {"warning": "yellow", "error": "bright_red", "critical": "bright_red"}
 
 
-#: What colours a line; a training script may.
-_COLOURS = re.compile(r"(\x1b\[[0-9;]{0,32}m|\t)")
-
-
-def in_one_line(line: str) -> str:
-    """Return what a process has said as it may be shown: with its colours, but without anything else that moves."""
-    if line.isprintable():
-        return line
-    return "".join(part if number % 2 else printable(part) for number, part in enumerate(_COLOURS.split(line)))
-
-
-#: Returns to the start of a terminal's line, and clears it.
+#: What begins the line anew on a terminal.
 ANEW = "\r\x1b[K"
 
 
 class Painter:
-    """Prints log lines; on a terminal without the date and in one colour a node.
+    """Prints log entries; on a terminal without the date and in one colour a node.
 
     Parameters
     ----------
@@ -73,33 +56,34 @@ class Painter:
         make_legible(stream)
         self._stream = stream
         self._width = width
-        self._state = ""  # shown below the lines, on a terminal only
+        self._state = ""  # stands below the lines, on a terminal only
         self._console = Console(file=stream, highlight=False, soft_wrap=True) if stream.isatty() else None
         self._colours: dict[str, str] = {}
 
-    def print(self, line: str) -> None:
-        """Print a line."""
-        line = aligned(line, self._width)
+    def print(self, said: Entry | str) -> None:
+        """Print an entry, or a remark about the log."""
         if self._console is None:
-            print(line, file=self._stream, flush=True)
+            print(said if isinstance(said, str) else said.text(width=self._width), file=self._stream, flush=True)
             return
-        from rich.text import Text
-
-        entry = read_entry(line)
-        line = without_date(without_known(line))
-        text = Text.from_ansi(line)
-        if entry is not None and not line.startswith("{"):
-            colour = self._colours.setdefault(entry.node, COLOURS[len(self._colours) % len(COLOURS)])
-            text.stylize(colour, 0, max(self._width, len(entry.node)) + 2)
-            if suffix := split_fields(text.plain)[1]:
-                text.stylize("dim", len(text.plain) - len(suffix))
-            if level := LEVEL_COLOURS.get(entry.level):
-                begin = text.plain.find(f"{entry.level}: ")
-                text.stylize(level, begin, begin + len(entry.level))
+        lines = (
+            [self._styled(parts) for parts in said.parts(width=self._width, with_date=False)]
+            if isinstance(said, Entry)
+            else [said]
+        )
         if self._state:
             self._stream.write(ANEW)
-        self._console.print(text)
+        for line in lines:
+            self._console.print(line)
         self.progress(self._state)
+
+    def _styled(self, parts: Parts) -> Text:
+        from rich.text import Text
+
+        colour = self._colours.setdefault(parts.prefix, COLOURS[len(self._colours) % len(COLOURS)])
+        text = Text.assemble((parts.prefix, colour), f" {parts.time} ")
+        if parts.level:
+            text.append(parts.level, LEVEL_COLOURS.get(parts.level, "")).append(": ")
+        return text.append_text(Text.from_ansi(parts.message)).append(parts.about, "dim")
 
     def progress(self, state: str) -> None:
         """Show below the lines how far something has come; nothing, if it is done."""
@@ -129,15 +113,15 @@ class Terminal:
 
     def __init__(self, stream: TextIO, width: int = NAME_WIDTH) -> None:
         self._painter = Painter(stream, width)
-        self._lines: queue.Queue[str | Progress | None] = queue.Queue(MAX_BACKLOG)
+        self._lines: queue.Queue[Entry | Progress | None] = queue.Queue(MAX_BACKLOG)
         self._left_out = 0
         self._thread = threading.Thread(target=self._main, name="zmqps-terminal", daemon=True)
         self._thread.start()
 
-    def show(self, line: str) -> None:
-        """Show a log line, unless too many wait already."""
+    def show(self, entry: Entry) -> None:
+        """Show an entry, unless too many wait already."""
         try:
-            self._lines.put_nowait(line)
+            self._lines.put_nowait(entry)
         except queue.Full:
             self._left_out += 1
 
@@ -164,89 +148,79 @@ class Terminal:
                 self._painter.print(line)
 
 
+class _Rotated(RotatingFileHandler):
+    """A file in a folder held open, which is begun anew, and put aside when it is large.
+
+    The path leads through the folder's descriptor: nothing is renamed where another directory has taken its place.
+    """
+
+    def __init__(self, folder: Folder, name: str, most_nbytes: int) -> None:
+        for old in (name, *(f"{name}.{number}" for number in range(1, OLDER_LOGS + 1))):  # of a life before
+            folder.remove(old)
+        self._folder = folder
+        self._name_there = name
+        super().__init__(f"/proc/self/fd/{folder.fd}/{name}", maxBytes=most_nbytes, backupCount=OLDER_LOGS)
+
+    def _open(self) -> TextIOWrapper:
+        fd = self._folder.open(self._name_there, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        return open(fd, "a", encoding="ascii")
+
+    def doRollover(self) -> None:
+        """Go on in a new file; what cannot be put aside grows on."""
+        try:
+            super().doRollover()
+        except OSError:
+            self.stream = self._open()
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Go on: a full disk must not end the training."""
+
+
 class LogFile:
-    """The log of one process.
+    """The log of one process: a file of JSON lines, of which older ones are kept as ``NAME.1``, ``NAME.2``, and so on.
 
     Parameters
     ----------
     node
         Its name.
     folder
-        Its directory; an existing file is emptied.
+        Where the file is, begun anew.
     name
         Its name.
     terminal
         Shows the lines as well.
-    as_json
-        How lines are written.
     most_nbytes
-        How large a file may become; `OLDER_LOGS` older ones are kept as ``NAME.1``, ``NAME.2``, and so on.
+        How large a file may become; `OLDER_LOGS` older ones are kept.
     """
 
     def __init__(
-        self,
-        node: str,
-        folder: Folder,
-        name: str,
-        terminal: Terminal | None,
-        *,
-        as_json: bool,
-        most_nbytes: int = MAX_LOG_NBYTES,
+        self, node: str, folder: Folder, name: str, terminal: Terminal | None, *, most_nbytes: int = MAX_LOG_NBYTES
     ) -> None:
         self.node = node
         self.path = folder.path / name
-        self._folder = folder
-        self._name = name
-        self._most_nbytes = most_nbytes
-        self._nbytes = 0
-        self._file = self._begin()
+        self._file = _Rotated(folder, name, most_nbytes)
         self._terminal = terminal
-        self._as_json = as_json
+        self._levels = Levels()
 
     def say(self, level: str, message: str, *, shown: bool = True, error: str = "") -> None:
         """Write an entry, to be ``shown`` on the terminal as well or not; ``error`` is the number of an error."""
-        now, about = datetime.now().astimezone(), {"error": error}
-        lines = write_line(self.node, level, message, now, as_json=self._as_json, fields=about).split("\n")
-        self._write(lines, shown)
+        fields: dict[str, Fact] = {"error": error} if error else {}
+        entry = Entry(at=datetime.now().astimezone(), level=level, node=self.node, message=message, fields=fields)
+        self._write(entry, shown)
 
     def take(self, lines: Sequence[str]) -> None:
         """Write what a process said: a node's entries as they are, anything else as an entry."""
         for line in lines:
-            said = read_line(line)
-            line = in_one_line(line)
-            if said is None or said[0] != self.node:
-                self.say("info", line)
-            elif line.startswith("{") != self._as_json and (entry := read_entry(line)) is not None:
-                self._write(entry.line(as_json=self._as_json).split("\n"), True)  # a worker does not know
+            entry = read_entry(line)
+            if entry is not None and entry.node == self.node:
+                self._write(entry, True)
             else:
-                self._write([line], True)
+                self.say(self._levels.of(line), line)
 
-    def _begin(self) -> IO[bytes]:
-        for number in range(1, OLDER_LOGS + 1):
-            self._folder.remove(f"{self._name}.{number}")  # of a life before
-        return self._folder.begin(self._name)
-
-    def _rotate(self) -> None:
-        """Go on in a new file."""
-        names = [self._name, *(f"{self._name}.{number}" for number in range(1, OLDER_LOGS + 1))]
-        for newer, older in reversed([*itertools.pairwise(names)]):
-            with contextlib.suppress(FileNotFoundError):
-                self._folder.rename(newer, older)
-        before, self._file = self._file, self._folder.begin(self._name)
-        before.close()
-
-    def _write(self, lines: Sequence[str], shown: bool) -> None:
-        data = "".join(f"{line}\n" for line in lines).encode(errors="surrogateescape")
-        if self._nbytes and self._nbytes + len(data) > self._most_nbytes:
-            self._nbytes = 0
-            with contextlib.suppress(OSError, PSError):  # what cannot be put aside grows on
-                self._rotate()
-        with contextlib.suppress(OSError):  # a full disk must not end the training
-            self._file.write(data)
-            self._nbytes += len(data)
+    def _write(self, entry: Entry, shown: bool) -> None:
+        self._file.emit(logging.makeLogRecord({"msg": entry.line()}))
         if self._terminal is not None and shown:
-            for line in lines:
-                self._terminal.show(line)
+            self._terminal.show(entry)
 
     def close(self) -> None:
         """Close the file."""

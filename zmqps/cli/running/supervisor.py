@@ -147,7 +147,7 @@ class Supervisor:
             for old in os.listdir(self._logs.fd):
                 if is_log(old):
                     self._logs.remove(old)
-            self._log = LogFile("zmqps", self._logs, "supervisor.log", self._terminal, as_json=config.cluster.log_json)
+            self._log = LogFile("zmqps", self._logs, "supervisor.log", self._terminal)
             stack.callback(self._log.close)
             asked = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
             stack.enter_context(answered(asked, lambda number: self._ask(number, task)))
@@ -400,8 +400,7 @@ class Supervisor:
 
     def _spawn(self, name: str, command: Sequence[str], env: dict[str, str], *, is_node: bool = False) -> Process:
         if name not in self._files:
-            as_json = self._config.cluster.log_json
-            self._files[name] = LogFile(name, self._logs, f"{name}.log", self._terminal, as_json=as_json)
+            self._files[name] = LogFile(name, self._logs, f"{name}.log", self._terminal)
         else:
             self._pumps[name].close()  # of the life before
         log, env = self._files[name], env | self._mark

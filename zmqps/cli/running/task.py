@@ -146,7 +146,7 @@ class Task:
             where = ("runs", config.name, "logs")
             self._folder = self._stack.enter_context(Folder(config.directory.absolute(), *where, make=True))
             log = LogFile(self._name(f"{NAME}{config.rank}"), self._folder, self._file(f"{NAME}{config.rank}"),
-                          self._terminal, as_json=config.cluster.log_json)  # fmt: skip
+                          self._terminal)  # fmt: skip
             self._log = log
             asked = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
             self._stack.enter_context(answered(asked, lambda number: self._ask(number, task)))
@@ -222,9 +222,9 @@ class Task:
         return self._spawn_node(role, "server", flags)
 
     def _spawn(self, role: str, command: Sequence[str], env: Mapping[str, str], *, is_node: bool = False) -> Process:
-        name, as_json = self._name(role), self._config.cluster.log_json
+        name = self._name(role)
         if name not in self._files:
-            self._files[name] = LogFile(name, self._folder, self._file(role), self._terminal, as_json=as_json)
+            self._files[name] = LogFile(name, self._folder, self._file(role), self._terminal)
         else:
             self._pumps[name].close()  # of the life before
         log, env = self._files[name], {**env, **self._mark}
