@@ -22,7 +22,7 @@ from zmqps.core.protocol.messages import Watch
 from zmqps.errors import AddressInUseError, ConfigurationError
 from zmqps.nodes.journal import PAGE
 from zmqps.nodes.page import Kept, check_page, page, read_page
-from zmqps.page.serving import open_page
+from zmqps.web.server import listen
 
 PATIENCE = allow(20.0)
 
@@ -94,7 +94,7 @@ def test_a_coordinator_that_was_killed_comes_back_with_its_port_and_token(tmp_pa
 def test_a_port_that_was_taken_meanwhile_is_not_waited_for(tmp_path: Path) -> None:
     folder = tmp_path / "journal"
     folder.mkdir(mode=0o700)
-    with open_page("127.0.0.1", 0) as other:
+    with listen("127.0.0.1", 0, "the page") as other:
         taken = other.getsockname()[1]
         with open(folder / PAGE, "w", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
             file.write(f'{{"url": "", "port": {taken}, "token": ""}}')

@@ -12,7 +12,8 @@ from typing import Any
 from tests.pace import allow
 from zmqps.core.protocol.figures import BOUNDS
 from zmqps.core.protocol.messages import Watch
-from zmqps.page.serving import PageServer, open_page, url_of
+from zmqps.page.app import serving, url_of
+from zmqps.web.server import listen
 
 PATIENCE = allow(20.0)
 
@@ -54,9 +55,9 @@ def series(name: str, *points: Sequence[float | None], node: str = "", every: fl
 @contextmanager
 def served(asked: Asked, token: str = "") -> Iterator[tuple[int, str]]:
     """Serve a page on loopback; yield its port, and its address."""
-    listener = open_page("127.0.0.1", 0)
+    listener = listen("127.0.0.1", 0, "the page")
     port = listener.getsockname()[1]
-    with PageServer(listener, asked, token):
+    with serving(listener, asked, token):
         yield port, url_of("127.0.0.1", port, token)
 
 

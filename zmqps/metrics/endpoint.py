@@ -1,35 +1,38 @@
-"""Answers scrapes over HTTP, on threads of its own; the node's loop is only asked for its numbers."""
+"""Answers scrapes over HTTP; the node's loop is only asked for its numbers."""
 
 from __future__ import annotations
 
 import asyncio
 import hmac
 import logging
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
-from errno import EADDRINUSE
 from http import HTTPStatus
+from typing import TYPE_CHECKING
 
 from zmqps.core.node.measured import Measurements
-from zmqps.core.protocol.endpoints import host_named, ip_of, is_loopback, is_of, join
-from zmqps.errors import AddressInUseError, ConfigurationError, DeadlineError, PSError
+from zmqps.core.protocol.endpoints import host_named, ip_of, is_loopback, is_of
+from zmqps.errors import DeadlineError, PSError
 from zmqps.metrics.place import MetricsPlace, url
 from zmqps.metrics.text import check_installed, exposed
 from zmqps.net.loops import ask_loop
-from zmqps.net.system.ports import owner_of
+from zmqps.web.server import WebServer, listen
+
+if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
 
 #: Seconds that a scrape waits for the node's loop; Prometheus waits 10.
 ASK_S = 5.0
-#: Seconds until the thread that accepts notices the end.
-POLL_S = 0.1
+#: Answers that are made at a time: for one Prometheus, its double, and a user with curl. Others wait for these.
+MAX_AT_ONCE = 8
+HEADERS = ("Authorization", "Host", "Origin", "Accept")
 INDEX = "zmqps\n/metrics       all figures; a coordinator has those of all nodes\n/metrics/own   this node's alone\n"
 
 
 class Answers:
-    """The answers, by request.
+    """The answers, by request; an ASGI application.
 
     Parameters
     ----------
@@ -44,6 +47,23 @@ class Answers:
     def __init__(self, ask: Callable[[], Measurements], role: str, place: MetricsPlace) -> None:
         self._ask, self._role = ask, role
         self._secret, self._is_open = place.secret, place.is_open
+        self._turns = asyncio.Semaphore(MAX_AT_ONCE)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request; the node is asked on another thread."""
+        from starlette.responses import Response
+
+        assert scope["type"] == "http"
+        told: dict[str, list[str]] = {
+            name: [value.decode("latin-1") for key, value in scope["headers"] if key == name.lower().encode()]
+            for name in HEADERS
+        }
+        async with self._turns:
+            status, content_type, body = await asyncio.to_thread(self.answer, scope["path"], told)
+        headers = {"content-type": content_type, "x-content-type-options": "nosniff"}
+        if status == HTTPStatus.UNAUTHORIZED:
+            headers["www-authenticate"] = "Bearer"
+        await Response(body, status, headers)(scope, receive, send)
 
     def answer(self, path: str, told: dict[str, list[str]]) -> tuple[HTTPStatus, str, bytes]:
         """Return status, content type and body; ``told`` are the values of each header."""
@@ -53,12 +73,11 @@ class Answers:
         if any(not is_of(origin, host) for origin in told["Origin"]):
             return _text(HTTPStatus.FORBIDDEN, "no other site's pages are answered\n")
         if self._secret:
-            shown = "".join(told["Authorization"]).removeprefix("Bearer ").strip().encode("utf-8", "surrogateescape")
+            shown = "".join(told["Authorization"]).removeprefix("Bearer ").strip().encode("latin-1")
             if not hmac.compare_digest(shown, self._secret):
                 return _text(HTTPStatus.UNAUTHORIZED, "show the token of --metrics-token: Authorization: Bearer …\n")
         elif self._is_open and not _is_here(host_named(host)):  # a page in a browser here that has another name for us
             return _text(HTTPStatus.FORBIDDEN, "ask for an address or for localhost\n")
-        path = path.partition("?")[0]
         if path == "/":
             return _text(HTTPStatus.OK, INDEX)
         if path not in ("/metrics", "/metrics/own"):
@@ -93,25 +112,13 @@ def answering(place: MetricsPlace, ask: Callable[[], Measurements], role: str, l
         yield ""
         return
     check_installed()
-    from zmqps.metrics.listener import Listener
-
     host, port = place.host_and_port
-    try:
-        server = Listener(host, port, Answers(ask, role, place).answer)
-    except OSError as error:
-        if error.errno == EADDRINUSE and port:
-            raise AddressInUseError(endpoint=join(host, port), port=port, owner=owner_of(port)) from None
-        raise ConfigurationError(f"cannot answer scrapes at {place.address}: {error}") from None
-    thread = threading.Thread(target=server.serve_forever, args=(POLL_S,), name="zmqps-metrics", daemon=True)
-    thread.start()
-    where = url(host, server.server_port)
+    answers = Answers(ask, role, place)
+    listener = listen(host, port, "metrics")
+    where = url(host, listener.getsockname()[1])
     log.info("metrics at %s", where)
-    try:
+    with WebServer(listener, answers):
         yield where
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 class Source:

@@ -20,10 +20,13 @@ from zmqps.errors import AddressInUseError, ConfigurationError, UnsafeFileError
 from zmqps.folder import Folder
 from zmqps.net.system.host import host_tag
 from zmqps.nodes.journal import PAGE
+from zmqps.page.app import serving, url_of
 from zmqps.page.feed import asking
-from zmqps.page.serving import PageServer, open_page, url_of
+from zmqps.web.server import listen
 
 TOKEN_NBYTES = 32
+#: What errors call it.
+THE_PAGE = "the page"
 #: The file is some hundred bytes.
 MAX_NBYTES = 4096
 
@@ -84,7 +87,7 @@ def page(
     with _folder(journal) as folder:
         before = read_page(Path(journal)) if journal is not None else Kept()
         listener = _as_before(host, before.port) if not port and before.port else None
-        listener = listener or open_page(host, port)
+        listener = listener or listen(host, port, THE_PAGE)
         port = listener.getsockname()[1]
         token = (before.token or secrets.token_hex(TOKEN_NBYTES)) if keyed or not is_loopback(host) else ""
         shown = host_of(endpoint) if is_wildcard(host) and host_of(endpoint) else host
@@ -95,7 +98,7 @@ def page(
         needs = f"; it needs the token that is in {folder.path / name}" if token else ""
         log.info("the page is at %s%s", url_of(shown, port, ""), needs)
         try:
-            with PageServer(listener, asking(asyncio.get_running_loop(), view), token):
+            with serving(listener, asking(asyncio.get_running_loop(), view), token):
                 yield
         finally:
             with contextlib.suppress(OSError):
@@ -117,7 +120,7 @@ def read_page(directory: Path) -> Kept:
 def _as_before(host: str, port: int) -> Any:
     """Return a socket at the port that browsers know; None if it is taken."""
     try:
-        return open_page(host, port)
+        return listen(host, port, THE_PAGE)
     except AddressInUseError:
         return None
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import socket
 from typing import TYPE_CHECKING
 
+from zmqps.core.protocol.endpoints import join
 from zmqps.errors import PSError
-from zmqps.page.document import Document
-from zmqps.page.feed import Feed
+from zmqps.page.document import Document, read_document
+from zmqps.page.feed import Ask, Feed
 from zmqps.page.guard import Guard
 from zmqps.page.kept import SPANS
+from zmqps.web.server import WebServer
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -47,3 +50,25 @@ def make_app(feed: Feed, document: Document, *, token: str, cookie: str) -> ASGI
 
     routes = [Route("/", page), Route("/now.json", now), Route("/view.json", view)]
     return Guard(Starlette(routes=routes), token, cookie)
+
+
+def serving(listener: socket.socket, ask: Ask, token: str) -> WebServer:
+    """Return what serves the page at a listener while it is open.
+
+    Parameters
+    ----------
+    listener
+        Closed at the end.
+    ask
+        Asks the coordinator.
+    token
+        What has to be shown; empty: nothing.
+    """
+    cookie = f"zmqps-page-{listener.getsockname()[1]}"
+    return WebServer(listener, make_app(Feed(ask), read_document(), token=token, cookie=cookie))
+
+
+def url_of(host: str, port: int, token: str) -> str:
+    """Return the address to open in a browser."""
+    where = join(host, port).removeprefix("tcp://")
+    return f"http://{where}/{f'?token={token}' if token else ''}"

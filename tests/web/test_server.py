@@ -1,4 +1,4 @@
-"""The page's server beside strangers who connect and say nothing, or ask and do not read."""
+"""The HTTP server beside strangers who connect and say nothing, or ask and do not read."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ import pytest
 from tests.logged import logged
 from tests.page.asked import PATIENCE, Asked, connected, get, live, served
 from zmqps.errors import AddressInUseError, ConfigurationError
-from zmqps.page import serving
-from zmqps.page.serving import MAX_CONNECTIONS, open_page, url_of
+from zmqps.page.app import url_of
+from zmqps.web import server
+from zmqps.web.server import MAX_CONNECTIONS, listen
 
 
 def is_shut(peer: socket.socket, said: bytes = b"") -> bool:
@@ -56,8 +57,8 @@ def answered(peer: socket.socket) -> bool:
 
 
 def test_who_says_nothing_is_shut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "SILENT_S", 0.05)
-    monkeypatch.setattr(serving, "LOOK_S", 0.05)
+    monkeypatch.setattr(server, "SILENT_S", 0.05)
+    monkeypatch.setattr(server, "LOOK_S", 0.05)
     with served(Asked(live())) as (port, _):
         for said in (b"", b"GET /now.json HTTP/1.1\r\nHost: local"):
             with connected(port) as peer:
@@ -65,9 +66,9 @@ def test_who_says_nothing_is_shut(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_who_sends_a_byte_now_and_then_is_shut_as_is_who_reads_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "SILENT_S", 0.3)
-    monkeypatch.setattr(serving, "ANSWER_S", 0.6)
-    monkeypatch.setattr(serving, "LOOK_S", 0.05)
+    monkeypatch.setattr(server, "SILENT_S", 0.3)
+    monkeypatch.setattr(server, "ANSWER_S", 0.6)
+    monkeypatch.setattr(server, "LOOK_S", 0.05)
     with served(Asked(live(host="x" * 15_000_000))) as (port, _):
         for said, more in ((b"", b"G"), (REQUEST, b"")):
             with connected(port, receive_nbytes=4096) as peer:
@@ -89,8 +90,8 @@ def test_who_sends_a_byte_now_and_then_is_shut_as_is_who_reads_one(monkeypatch: 
 
 
 def test_who_does_not_read_its_answer_is_shut_and_others_are_served_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "SILENT_S", 0.3)
-    monkeypatch.setattr(serving, "LOOK_S", 0.05)
+    monkeypatch.setattr(server, "SILENT_S", 0.3)
+    monkeypatch.setattr(server, "LOOK_S", 0.05)
     with served(Asked(live(host="x" * 15_000_000))) as (port, _):
         with connected(port, receive_nbytes=4096) as peer:
             peer.sendall(REQUEST)
@@ -120,20 +121,20 @@ def test_it_ends_with_its_context_and_its_port_is_free_again() -> None:
     with served(Asked(live())) as (port, _), connected(port) as peer:
         peer.sendall(REQUEST)
         assert peer.recv(9) == b"HTTP/1.1 "
-    assert [t.name for t in set(threading.enumerate()) - before if t.name.startswith("zmqps-page")] == []
-    open_page("127.0.0.1", port).close()
+    assert [t.name for t in set(threading.enumerate()) - before if t.name.startswith("zmqps-web")] == []
+    listen("127.0.0.1", port, "the page").close()
 
 
 def test_a_port_that_somebody_has_is_named_with_its_owner() -> None:
-    with open_page("127.0.0.1", 0) as listener:
+    with listen("127.0.0.1", 0, "the page") as listener:
         port = listener.getsockname()[1]
         with pytest.raises(AddressInUseError, match=f"port {port} is in use by"):
-            open_page("127.0.0.1", port)
+            listen("127.0.0.1", port, "the page")
 
 
 def test_an_address_of_another_host_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"cannot listen at 192\.0\.2\.1:0"):
-        open_page("192.0.2.1", 0)
+        listen("192.0.2.1", 0, "the page")
 
 
 def test_what_is_not_installed_is_named_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,7 +147,7 @@ def test_what_is_not_installed_is_named_with_the_command_that_installs_it(monkey
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(ConfigurationError, match=r"pip install .*\[watch\]'"):
-        open_page("127.0.0.1", 0)
+        listen("127.0.0.1", 0, "the page")
 
 
 def test_addresses_are_ones_to_open_in_a_browser() -> None:

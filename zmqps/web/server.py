@@ -1,4 +1,4 @@
-"""The page's server: on a thread and a loop of its own, so that no browser, however slow, holds up the coordinator."""
+"""The HTTP server: on a thread and a loop of its own, so that no client, however slow, holds up the node."""
 
 from __future__ import annotations
 
@@ -10,18 +10,16 @@ import threading
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from zmqps.core.protocol.endpoints import STAR, join
+from zmqps.core.protocol.endpoints import STAR
 from zmqps.errors import AddressInUseError, ConfigurationError
 from zmqps.extras import advice
 from zmqps.net import loops
 from zmqps.net.connections import hang_up
 from zmqps.net.system.addresses import family_of, ipv4_first, resolve
 from zmqps.net.system.ports import owner_of
-from zmqps.page.app import make_app
-from zmqps.page.document import read_document
-from zmqps.page.feed import Ask, Feed
 
 if TYPE_CHECKING:
+    from starlette.types import ASGIApp
     from uvicorn import Server
 
 #: Connections at a time. A browser has up to six; each may hold one answer that it does not read, of 1 MB. For one more
@@ -37,25 +35,25 @@ LOOK_S = 5.0
 MAX_REQUEST_NBYTES = 16 << 10
 STOP_S = 3.0
 
-log = logging.getLogger("zmqps.page")
+log = logging.getLogger("zmqps.web")
 
 
-def open_page(host: str, port: int) -> socket.socket:
-    """Return a socket that listens at a host and port; 0 takes a free one.
+def listen(host: str, port: int, what: str) -> socket.socket:
+    """Return a socket that listens at a host and port; 0 takes a free one. ``what`` is served, for errors.
 
     Raises
     ------
     AddressInUseError
         It is in use.
     ConfigurationError
-        It is no address of this host, or what is needed for a page is not installed.
+        It is no address of this host, or what is needed for a server is not installed.
     """
     try:
         import starlette  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError:
         raise ConfigurationError(
-            f"the page needs starlette and uvicorn, which are not installed: {advice('watch')}"
+            f"{what} cannot be served without starlette and uvicorn, which are not installed: {advice('watch')}"
         ) from None
     address = "0.0.0.0" if host == STAR else ipv4_first(resolve(host))[0]
     listener = socket.socket(family_of(address), socket.SOCK_STREAM)
@@ -66,41 +64,36 @@ def open_page(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         if error.errno == errno.EADDRINUSE:
-            raise AddressInUseError(endpoint=f"the page {host}:{port}", port=port, owner=owner_of(port)) from None
-        raise ConfigurationError(f"the page cannot listen at {host}:{port}: {error.strerror or error}") from None
+            raise AddressInUseError(endpoint=f"{what} {host}:{port}", port=port, owner=owner_of(port)) from None
+        raise ConfigurationError(f"{what} cannot listen at {host}:{port}: {error.strerror or error}") from None
     except BaseException:
         listener.close()
         raise
     return listener
 
 
-class PageServer:
-    """Serves the page while it is open; a context manager.
+class WebServer:
+    """Serves an application while it is open; a context manager.
 
     Parameters
     ----------
     listener
-        Where, see `open_page`; closed at the end.
-    ask
-        Asks the coordinator.
-    token
-        What has to be shown; empty: nothing.
+        Where, see `listen`; closed at the end.
+    app
+        What answers.
     """
 
-    def __init__(self, listener: socket.socket, ask: Ask, token: str) -> None:
+    def __init__(self, listener: socket.socket, app: ASGIApp) -> None:
         self._listener = listener
-        self._ask = ask
-        self._token = token
+        self._app = app
         self._server: Server | None = None
-        self._thread = threading.Thread(target=self._run, name="zmqps-page", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="zmqps-web", daemon=True)
 
-    def __enter__(self) -> PageServer:
+    def __enter__(self) -> WebServer:
         import uvicorn
 
-        port = self._listener.getsockname()[1]
-        app = make_app(Feed(self._ask), read_document(), token=self._token, cookie=f"zmqps-page-{port}")
         config = uvicorn.Config(
-            app, http=_protocol(), loop="asyncio", ws="none", lifespan="off", log_config=None, access_log=False,
+            self._app, http=_protocol(), loop="asyncio", ws="none", lifespan="off", log_config=None, access_log=False,
             server_header=False, proxy_headers=False, timeout_keep_alive=int(SILENT_S),
             timeout_graceful_shutdown=1, h11_max_incomplete_event_size=MAX_REQUEST_NBYTES,
         )  # fmt: skip
@@ -112,7 +105,8 @@ class PageServer:
     def __exit__(self, *_: object) -> None:
         assert self._server is not None
         self._server.should_exit = True
-        self._thread.join(STOP_S)
+        if threading.current_thread() is not self._thread:  # the garbage collector runs in any
+            self._thread.join(STOP_S)
         self._listener.close()
 
     def _run(self) -> None:
@@ -120,7 +114,7 @@ class PageServer:
         try:
             loops.run(self._server.serve(sockets=[self._listener]))
         except BaseException:  # a page that is not there is no reason for a cluster to end
-            log.exception("the page is not served any more")
+            log.exception("nothing is served over HTTP any more")
 
 
 def _protocol() -> type[asyncio.Protocol]:
@@ -180,9 +174,3 @@ def _protocol() -> type[asyncio.Protocol]:
             super().connection_lost(exc)
 
     return Bounded
-
-
-def url_of(host: str, port: int, token: str) -> str:
-    """Return the address to open in a browser."""
-    where = join(host, port).removeprefix("tcp://")
-    return f"http://{where}/{f'?token={token}' if token else ''}"
