@@ -24,7 +24,7 @@ SEEDS       ?= 1000
 ATTACK      ?=
 BASE        ?=
 MINUTES     ?= 0
-METRICS     ?= 127.0.0.1:9570
+METRICS     ?= 127.0.0.1:5580
 ARGS        ?=
 DIST        ?= dist
 VERSION     ?=
@@ -214,7 +214,7 @@ trace: $(INSTALLED) ## where the time of a step goes, of the running cluster: CO
 status: $(INSTALLED) ## nodes, placement, traffic, staleness: COORDINATOR=tcp://10.0.0.7:5570 ARGS=--watch
 	$(ZMQPS) status $(MEANT) $(ARGS)
 
-observe: $(INSTALLED) ## Prometheus, and Grafana where it is installed, for a cluster that was started with --metrics 9570, until Ctrl-C: METRICS=host-a:9570
+observe: $(INSTALLED) ## Prometheus, and Grafana where it is installed, for a cluster that was started with --page, until Ctrl-C: METRICS=host-a:5580
 	$(PY) deploy/observability/observe.py --metrics $(METRICS) $(ARGS)
 
 logs: $(INSTALLED) ## what the nodes here have said: ARGS="server-0 -f"

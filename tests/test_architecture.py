@@ -61,20 +61,20 @@ ROOMS: dict[str, dict[str, str]] = {
         "net/lane": "errors files core/protocol net",
         "gpu": "errors extras checks codecs optim rows core/protocol core/job core/server core/worker",
         "trace": "errors extras files core/protocol core/node net",
-        "web": "errors extras core/protocol net",
-        "metrics": "errors extras checks core/protocol core/node net web",
+        "web": "errors extras checks core/protocol net",
+        "metrics": "errors extras core/protocol core/node net web",
         "checkpoint": "errors extras files checks rows core/protocol core/job",
-        "page": "errors core/protocol net web",
+        "page": "errors core/protocol net metrics web",
         "sinks": "errors extras files",
     },
     "Processes: what runs a machine": {
         # checkpoint: a table is written into the same files as one of a checkpoint
         "client": "errors checks keys checkpoint codecs optim rows logs core/protocol core/job core/node core/worker "
-        "net net/lane gpu trace metrics",
+        "net net/lane gpu trace metrics web",
         "combine": "errors checks codecs client core/protocol core/job core/worker net net/lane",
         "nodes": "errors folder checks checkpoint codecs keys optim rows core/protocol core/treatments core/job "
         "core/node core/server core/coordinator net net/lane gpu trace metrics page web sinks",
-        "launch": "errors folder files checks logs core/protocol core/coordinator net gpu metrics nodes keys",
+        "launch": "errors folder files checks logs core/protocol core/coordinator net gpu web nodes keys",
         "doctor": "errors files keys core/protocol gpu net",
         "top": "errors folder files logs",
     },
@@ -93,7 +93,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "keras": "errors extras checks optim client worker",
         "zmqps": "errors codecs optim core/worker client checkpoint keys launch data initial stale pipeline worker aio "
         "local workers",
-        "cli": "errors folder extras files logs core/protocol core/coordinator net gpu trace checkpoint metrics nodes "
+        "cli": "errors folder extras files logs core/protocol core/coordinator net gpu trace checkpoint web nodes "
         "keys launch doctor top zmqps",
         "__main__": "cli",
     },

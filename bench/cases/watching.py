@@ -122,7 +122,7 @@ def start(stack: ExitStack, setup: Setup, on: Collection[str]) -> Watched:
     cluster = stack.enter_context(
         zmqps.LocalCluster(
             setup.servers, setup.workers, directory=directory, heartbeat_timeout=60.0,
-            metrics="0" if "metrics" in on else "", page="127.0.0.1:0" if "page" in on else "",
+            page="127.0.0.1:0" if {"metrics", "page"} & {*on} else "",
         )
     )  # fmt: skip
     said = (directory / "coordinator.log").read_text()

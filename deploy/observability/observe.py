@@ -19,13 +19,13 @@ from pathlib import Path
 
 from zmqps.errors import ConfigurationError, PSError
 from zmqps.launch.processes import Process, all_exited, end, worker_command
-from zmqps.metrics.place import MetricsPlace, url
 from zmqps.net.identity import read_secret
+from zmqps.web.place import WebPlace, url
 
 HERE = Path(__file__).parent
 #: What prometheus.yml has in the place of the coordinator's address, and of its token.
-TARGET = "127.0.0.1:9570"
-TOKEN = "    # authorization:\n    #   credentials_file: metrics.token\n"
+TARGET = "127.0.0.1:5580"
+TOKEN = "    # authorization:\n    #   credentials_file: page.token\n"
 #: Grafana's own files, which it does not find by itself: of its packages, and of Homebrew's.
 HOMES = ("/usr/share/grafana", "/opt/homebrew/opt/grafana/share/grafana", "/usr/local/opt/grafana/share/grafana")
 #: Seconds that a start may take, and an end.
@@ -54,7 +54,7 @@ def configure(directory: Path, target: str, token: Path | None, every: str) -> P
 
 def look(target: str, token: Path | None) -> None:
     """Raise `ConfigurationError` unless a node answers there."""
-    place = MetricsPlace(target, insecure=True)
+    place = WebPlace(target, insecure=True)
     place.check()
     request = urllib.request.Request(url(*place.host_and_port))
     if secret := read_secret(token, "token", "the token for metrics"):
@@ -67,8 +67,8 @@ def look(target: str, token: Path | None) -> None:
             raise ConfigurationError(f"{target} says: {error.read(500).decode(errors='replace').strip()}") from None
     except OSError as error:
         raise ConfigurationError(
-            f"no node answers scrapes at {target} ({error}); start the cluster with --metrics {target}, as by "
-            f'make up ARGS="--metrics {target}"'
+            f"no node answers scrapes at {target} ({error}); start the cluster with --page {target}, for example "
+            f'by make up ARGS="--page {target}"'
         ) from None
 
 
@@ -165,8 +165,8 @@ async def observe(options: argparse.Namespace) -> int:
 def main() -> int:
     """Read the command line, run both, and return the exit code."""
     parser = argparse.ArgumentParser(description="Prometheus and Grafana for a running cluster, until Ctrl-C")
-    parser.add_argument("--metrics", default=TARGET, help=f"--metrics of the coordinator (default: {TARGET})")
-    parser.add_argument("--token", type=Path, help="its --metrics-token")
+    parser.add_argument("--metrics", default=TARGET, help=f"--page of the coordinator (default: {TARGET})")
+    parser.add_argument("--token", type=Path, help="its --page-token")
     parser.add_argument("--port", type=int, default=9090, help="Prometheus' own, on this host; 0 takes a free one")
     parser.add_argument("--grafana-port", type=int, default=3000, help="Grafana's, on this host")
     parser.add_argument("--every", default="5s", help="how often to scrape (default: 5s)")

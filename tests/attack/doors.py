@@ -1,4 +1,4 @@
-"""Attacks on what is beside training: the ports of metrics and the page, and the directory of checkpoints.
+"""Attacks on what is beside training: the port of the page and metrics, and the directory of checkpoints.
 
 Whoever is there meanwhile as honest guests has to be served: a scraper and a browser, and the cluster's own saves.
 """
@@ -49,28 +49,28 @@ def working(*works: Callable[[threading.Event], None]) -> Iterator[None]:
 
 
 def with_doors(directory: Path) -> Mapping[str, Any]:
-    """Open both ports, which are noted for the attack."""
-    metrics, page = free_port(), free_port()
-    (directory / "doors").write_text(f"{metrics} {page}")
-    return {"metrics": f"127.0.0.1:{metrics}", "page": f"127.0.0.1:{page}"}
+    """Open the port, which is noted for the attack."""
+    page = free_port()
+    (directory / "doors").write_text(f"{page}")
+    return {"page": f"127.0.0.1:{page}"}
 
 
 @contextmanager
 def slow_connections(arena: Arena) -> Iterator[None]:
-    """Connections to metrics and the page send a byte now and then, and come again when they are shut."""
-    metrics, page = map(int, (arena.directory / "doors").read_text().split())
+    """Connections to the page and its metrics send a byte now and then, and come again when they are shut."""
+    page = int((arena.directory / "doors").read_text())
 
     def scrape(over: threading.Event) -> None:
         while not over.wait(SCRAPE_S):
-            for what, url in ("scrapes", f"http://127.0.0.1:{metrics}/metrics"), ("looks", f"http://127.0.0.1:{page}/"):
+            for what, path in ("scrapes", "metrics"), ("looks", ""):
                 try:
-                    with urllib.request.urlopen(url, timeout=allow(5.0)) as answer:
+                    with urllib.request.urlopen(f"http://127.0.0.1:{page}/{path}", timeout=allow(5.0)) as answer:
                         answer.read()
                     arena.counted[what] += 1
                 except OSError as error:
                     arena.noticed.append(f"{what} fail: {error}"[:200])
 
-    with working(scrape, *(lambda over, port=port: dawdle(port, over, arena) for port in (metrics, page))):
+    with working(scrape, lambda over: dawdle(page, over, arena)):
         yield
     if min(arena.counted["scrapes"], arena.counted["looks"]) == 0:
         arena.noticed.append("nobody was served")

@@ -98,7 +98,7 @@ def test_secrets_are_not_copied_that_options_variables_and_the_configuration_nam
     named = ("by-flag", "by-variable", "by-table", "identity", "identity2")
     for name in ("train.py", "plain", *named):
         (tmp_path / name).write_text("x" * 32)
-    (tmp_path / "zmqps.toml").write_text('[coordinator]\nmetrics-token = "by-table"\n')
+    (tmp_path / "zmqps.toml").write_text('[coordinator]\npage-token = "by-table"\n')
     monkeypatch.setenv("ZMQPS_UP_JOB_SECRET", "by-variable")
     ssh = "ssh -i identity -oIdentityFile=identity2"
     command = [

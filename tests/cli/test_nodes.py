@@ -109,7 +109,7 @@ def scrape(url: str) -> str:
 
 def test_nodes_answer_prometheus_where_they_say(start) -> None:
     pytest.importorskip("prometheus_client")
-    coordinator = start("coordinator", "--address", ANYWHERE, "--metrics", "0", "--heartbeat-interval", "0.2")
+    coordinator = start("coordinator", "--address", ANYWHERE, "--page", "0", "--heartbeat-interval", "0.2")
     at = coordinator.wait_for(r"metrics at (http://127\.0\.0\.1:\d+/metrics)")[1]
     address = coordinator.wait_for(r"at (tcp://127\.0\.0\.1:\d+)")[1]
     server = start("server", "--coordinator", address, "--metrics", "127.0.0.1:0")
@@ -122,11 +122,11 @@ def test_nodes_answer_prometheus_where_they_say(start) -> None:
     assert 'zmqps_clients{job="",rank="0",role="server"} 0.0' in scrape(own)
 
 
-@pytest.mark.parametrize("role", NODES)
-def test_figures_are_shown_beyond_this_host_to_those_with_a_token_alone(zmqps, role) -> None:
-    result = zmqps(*NODES[role], "--metrics", "0.0.0.0:0")
+@pytest.mark.parametrize(("role", "option"), [("coordinator", "--page"), ("server", "--metrics")])
+def test_beyond_this_host_figures_take_a_token(zmqps, role: str, option: str) -> None:
+    result = zmqps(*NODES[role], option, "0.0.0.0:0")
     assert result.returncode == exits.USAGE
-    assert "--metrics-token" in result.stderr
+    assert f"{option}-token" in result.stderr
 
 
 def test_a_coordinator_that_comes_back_from_its_journal_has_its_checkpoints_again_and_others_are_refused(

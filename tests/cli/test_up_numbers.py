@@ -61,7 +61,7 @@ RIGHT = {f"{role} {n}": f"{role}-{n}" for role, number in (("server", 3), ("work
 @pytest.mark.timeout(240)
 def test_all_that_shows_or_takes_a_name_means_one_node_by_it(start, zmqps, tmp_path: Path) -> None:
     up = start("up", "--address", "tcp://127.0.0.1:0", "--kernels", "numpy", "--servers", "3", "--workers", "4",
-               "--metrics", "0", "--", sys.executable, "-c", WORKER)  # fmt: skip
+               "--page", "0", "--", sys.executable, "-c", WORKER)  # fmt: skip
     up.wait_for("coordinator at tcp")  # one thing after the other: all at once takes long on a busy machine
     for index in range(3):
         up.wait_for(rf"server-{index} .*joined as server {index} at")

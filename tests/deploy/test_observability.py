@@ -21,7 +21,7 @@ from tests.leaks import assert_gone
 from tests.metrics.samples import small
 from zmqps.core.protocol.figures import OF_COORDINATOR, OF_NODES
 from zmqps.metrics.endpoint import answering
-from zmqps.metrics.place import MetricsPlace
+from zmqps.web.place import WebPlace
 
 pytest.importorskip("prometheus_client")
 
@@ -150,7 +150,7 @@ def stand_ins(tmp_path: Path) -> str:
 @pytest.fixture
 def answers() -> Iterator[str]:
     """Where scrapes are answered."""
-    with answering(MetricsPlace("127.0.0.1:0"), small, "coordinator", logging.getLogger("zmqps.tests")) as url:
+    with answering(WebPlace("127.0.0.1:0"), small, "coordinator", logging.getLogger("zmqps.tests")) as url:
         yield url.removeprefix("http://").removesuffix("/metrics")
 
 
@@ -193,5 +193,5 @@ def test_grafana_is_told_where_prometheus_and_the_dashboard_are(observe: Observe
 
 def test_without_a_cluster_the_command_that_starts_one_is_told(observe: Observe, stand_ins) -> None:
     running = observe("--metrics", "127.0.0.1:1", PATH=stand_ins)
-    assert 'make up ARGS="--metrics 127.0.0.1:1"' in running.line()
+    assert 'make up ARGS="--page 127.0.0.1:1"' in running.line()
     assert running.popen.wait(PATIENCE) == 1

@@ -25,7 +25,7 @@ from zmqps.core.node.measured import Measurements
 from zmqps.errors import AddressInUseError, ConfigurationError, DeadlineError
 from zmqps.metrics import endpoint, text
 from zmqps.metrics.endpoint import Source, answering
-from zmqps.metrics.place import MetricsPlace
+from zmqps.web.place import WebPlace
 from zmqps.web.server import MAX_CONNECTIONS
 
 LOG = logging.getLogger("zmqps.tests")
@@ -39,7 +39,7 @@ def serve() -> Iterator[Serve]:
 
         def enter(ask: Callable[[], Measurements] = small, role: str = "coordinator", **place: object) -> str:
             options = {"address": "127.0.0.1:0", **place}
-            return stack.enter_context(answering(MetricsPlace(**options), ask, role, LOG)).removesuffix("/metrics")
+            return stack.enter_context(answering(WebPlace(**options), ask, role, LOG)).removesuffix("/metrics")
 
         yield enter
 
@@ -155,13 +155,13 @@ def test_a_request_that_names_two_hosts_another_one_or_none_reads_nothing(serve:
 
 def test_a_port_that_somebody_has_is_refused_by_its_owner(serve: Serve) -> None:
     taken = serve().removeprefix("http://")
-    with pytest.raises(AddressInUseError, match="is in use by"), answering(MetricsPlace(taken), small, "server", LOG):
+    with pytest.raises(AddressInUseError, match="is in use by"), answering(WebPlace(taken), small, "server", LOG):
         raise AssertionError
     assert get(f"http://{taken}/metrics")[0] == 200
 
 
 def test_an_address_of_another_host_is_refused() -> None:
-    place = MetricsPlace("192.0.2.1:0", insecure=True)
+    place = WebPlace("192.0.2.1:0", insecure=True)
     with pytest.raises(ConfigurationError, match="metrics cannot listen at"), answering(place, small, "server", LOG):
         raise AssertionError
 
@@ -169,7 +169,7 @@ def test_an_address_of_another_host_is_refused() -> None:
 def test_without_an_address_nothing_listens_and_no_library_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endpoint, "check_installed", lambda: pytest.fail("asked for"))
     before = threading.active_count()
-    with answering(MetricsPlace(), small, "server", LOG) as url:
+    with answering(WebPlace(), small, "server", LOG) as url:
         assert url == ""
         assert threading.active_count() == before
 
@@ -181,7 +181,7 @@ def test_without_the_library_the_command_is_told_that_installs_it(monkeypatch: p
 
 
 def test_after_the_end_nobody_listens(serve: Serve) -> None:
-    with answering(MetricsPlace("127.0.0.1:0"), small, "server", LOG) as url:
+    with answering(WebPlace("127.0.0.1:0"), small, "server", LOG) as url:
         assert get(url)[0] == 200
     with pytest.raises(urllib.error.URLError):
         get(url)

@@ -120,7 +120,7 @@ def test_a_running_cluster_fills_every_line_of_the_catalogue(tmp_path: Path) -> 
     with ExitStack() as stack:
         cluster = stack.enter_context(
             zmqps.LocalCluster(
-                servers=2, replicas=1, checkpoint=tmp_path / "saved", metrics="0", kernels="numpy",
+                servers=2, replicas=1, checkpoint=tmp_path / "saved", page="0", kernels="numpy",
                 heartbeat_interval=0.2, directory=tmp_path,
             )
         )  # fmt: skip

@@ -8,8 +8,7 @@ import logging
 import os
 import re
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,11 @@ from tests.pace import allow
 from tests.page.asked import live, series
 from tests.ports import reserved_port
 from zmqps.core.protocol.messages import Watch
-from zmqps.errors import AddressInUseError, ConfigurationError
+from zmqps.errors import AddressInUseError
+from zmqps.metrics.endpoint import Source
 from zmqps.nodes.journal import PAGE
-from zmqps.nodes.page import Kept, check_page, page, read_page
+from zmqps.nodes.page import Kept, page, read_page
+from zmqps.web.place import WebPlace
 from zmqps.web.server import listen
 
 PATIENCE = allow(20.0)
@@ -34,11 +35,16 @@ def view(asked: Watch, now: float) -> dict[str, Any]:
     return told | {name: live()[name] for name in ("events", "waits", "awaited_s", "slowest")}
 
 
-def get(port: int, path: str) -> int:
+def source() -> Source:
+    """Return what asks a coordinator that has counted nothing."""
+    return Source(asyncio.get_running_loop())
+
+
+def get(port: int, path: str, **headers: str) -> int:
     """Return the status of an answer."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
     try:
-        connection.request("GET", path)
+        connection.request("GET", path, headers=headers)
         return connection.getresponse().status
     finally:
         connection.close()
@@ -48,8 +54,8 @@ def during(journal: Path | None, path: str = "/view.json", address: str = "127.0
     """Open a page; return what was kept of it meanwhile, and the status of an answer."""
 
     async def coordinate() -> tuple[Kept, int]:
-        options = {"endpoint": "tcp://127.0.0.1:5570", "journal": journal, "keyed": keyed, "insecure": False}
-        with page(address, view, **options):  # type: ignore[arg-type]
+        options = {"endpoint": "tcp://127.0.0.1:5570", "journal": journal, "keyed": keyed}
+        with page(WebPlace(address), view, source(), **options):  # type: ignore[arg-type]
             kept = read_page(journal) if journal is not None else Kept()
             return kept, await asyncio.to_thread(get, kept.port, path) if kept.port else 0
 
@@ -67,8 +73,8 @@ def test_with_keys_it_needs_a_token_that_only_the_user_can_read(tmp_path: Path) 
     modes = []
 
     async def coordinate() -> None:
-        options = {"endpoint": "tcp://127.0.0.1:5570", "journal": tmp_path / "j", "keyed": True, "insecure": False}
-        with page("127.0.0.1:0", view, **options):  # type: ignore[arg-type]
+        options = {"endpoint": "tcp://127.0.0.1:5570", "journal": tmp_path / "j", "keyed": True}
+        with page(WebPlace("127.0.0.1:0"), view, source(), **options):  # type: ignore[arg-type]
             kept = read_page(tmp_path / "j")
             modes.append((tmp_path / "j" / PAGE).stat().st_mode & 0o777)
             assert re.fullmatch(rf"http://127\.0\.0\.1:{kept.port}/\?token={kept.token}", kept.url)
@@ -128,25 +134,26 @@ def test_without_a_journal_the_token_is_in_a_file_that_the_log_names(
     assert "token=" not in caplog.text
 
 
-@contextmanager
-def refused(words: str) -> Iterator[None]:
-    with pytest.raises(ConfigurationError, match=words):
-        yield
+def test_a_scraper_and_a_browser_show_the_token_that_the_user_has_given(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("0123456789+abcdef\n")
+    shown = {"Authorization": "Bearer 0123456789+abcdef"}
 
+    async def coordinate() -> None:
+        place = WebPlace("127.0.0.1:0", tmp_path / "token", option="page")
+        with page(place, view, source(), endpoint="", journal=tmp_path / "j", keyed=False):
+            kept = read_page(tmp_path / "j")
+            assert kept.url.endswith("/?token=0123456789%2Babcdef")
+            for path in ("/metrics", "/metrics/own", "/now.json"):
+                assert await asyncio.to_thread(get, kept.port, path) == 403
+                assert await asyncio.to_thread(partial(get, kept.port, path, **shown)) == 200
+            assert await asyncio.to_thread(get, kept.port, "/?token=0123456789%2Babcdef") == 303
 
-def test_an_address_is_a_host_and_a_port_and_leads_beyond_this_host_only_where_that_is_said() -> None:
-    assert check_page("127.0.0.1:0", insecure=False) == ("127.0.0.1", 0)
-    assert check_page("http://localhost:8080/", insecure=False) == ("localhost", 8080)
-    assert check_page("[::1]:80", insecure=False) == ("::1", 80)
-    assert check_page("0.0.0.0:80", insecure=True) == ("0.0.0.0", 80)
-    for wrong in ("", "5580", "127.0.0.1", "127.0.0.1:70000", "ipc://page"):
-        with refused("write HOST:PORT"):
-            check_page(wrong, insecure=False)
-    for open_to_others in ("0.0.0.0:80", "10.0.0.1:80", "[::]:80", "node-a:80"):
-        with refused("ssh -L"):
-            check_page(open_to_others, insecure=False)
+    asyncio.run(coordinate())
 
 
 def test_without_an_address_there_is_none() -> None:
-    with page("", view, endpoint="", journal=None, keyed=False, insecure=False):
-        pass
+    async def coordinate() -> None:
+        with page(WebPlace(), view, source(), endpoint="", journal=None, keyed=False):
+            pass
+
+    asyncio.run(coordinate())

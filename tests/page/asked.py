@@ -10,8 +10,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from tests.pace import allow
+from zmqps.core.node.measured import Measurements
 from zmqps.core.protocol.figures import BOUNDS
 from zmqps.core.protocol.messages import Watch
+from zmqps.metrics.endpoint import Figures
 from zmqps.page.app import serving, url_of
 from zmqps.web.server import listen
 
@@ -57,7 +59,7 @@ def served(asked: Asked, token: str = "") -> Iterator[tuple[int, str]]:
     """Serve a page on loopback; yield its port, and its address."""
     listener = listen("127.0.0.1", 0, "the page")
     port = listener.getsockname()[1]
-    with serving(listener, asked, token):
+    with serving(listener, asked, Figures(lambda: Measurements([]), "coordinator"), token):
         yield port, url_of("127.0.0.1", port, token)
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from zmqps.launch.code import Code
 
 #: Options of any command that name secrets.
-SECRETS = ("keys", "job_secret", "metrics_token", "journal")
+SECRETS = ("keys", "job_secret", "page_token", "metrics_token", "journal")
 #: Variables of zmqps itself that mean the same on every host; all others go with --env.
 PASSED = ("ZMQPS_TRANSPORT", "ZMQPS_JOB", "ZMQPS_COMBINE", "ZMQPS_TRACEBACK")
 

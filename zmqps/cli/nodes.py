@@ -35,9 +35,8 @@ from zmqps.logs.handler import set_up_logging
 @settings.log_level
 @settings.journal
 @settings.patience
-@settings.metrics
-@settings.metrics_token
 @settings.page
+@settings.page_token
 @settings.own_servers
 @settings.parent_fd
 def coordinator(**told: Any) -> int:
@@ -47,8 +46,8 @@ def coordinator(**told: Any) -> int:
     """
     set_up_logging(told["name"] or "coordinator", level=told["log_level"])
     from zmqps.core.coordinator.options import CoordinatorOptions
-    from zmqps.metrics.place import MetricsPlace
     from zmqps.nodes.coordinator import CoordinatorConfig, run
+    from zmqps.web.place import WebPlace
 
     options = CoordinatorOptions(
         servers=told["servers"], workers=told["workers"], heartbeat_interval=told["heartbeat_interval"],
@@ -69,8 +68,7 @@ def coordinator(**told: Any) -> int:
                 keys=told["keys"],
                 own_servers=told["own_servers"],
                 journal=told["journal"],
-                metrics=MetricsPlace(told["metrics"] or "", told["metrics_token"], told["insecure"]),
-                page=told["page"] or "",
+                page=WebPlace(told["page"] or "", told["page_token"], told["insecure"], "page"),
                 checkpoints=settings.checkpoint_config(told),
                 values=told["values"],
             ),
@@ -140,8 +138,8 @@ def server(
     if name is None and index is not None:
         name = f"server-{index}"
     set_up_logging(name or "server", level=log_level)
-    from zmqps.metrics.place import MetricsPlace
     from zmqps.nodes.server import ServerConfig, run
+    from zmqps.web.place import WebPlace
 
     return _run(
         lambda: run(
@@ -162,7 +160,7 @@ def server(
                 io_threads=io_threads,
                 spare=spare,
                 handover_timeout=handover_timeout,
-                metrics=MetricsPlace(metrics or "", metrics_token, insecure),
+                metrics=WebPlace(metrics or "", metrics_token, insecure),
                 index=index,
             ),
             parent_fd,

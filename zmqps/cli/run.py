@@ -48,6 +48,7 @@ ASK_S = 1.0
 @settings.restart_servers
 @settings.drain_timeout
 @settings.page
+@settings.page_token
 @setting("--servers-apart", is_flag=True, help="Tasks that have a server run no workers.")
 @setting(
     "--server-tasks", type=click.IntRange(1, 65535), metavar="N",
@@ -155,7 +156,7 @@ def _config(told: dict[str, Any]) -> TaskConfig:
         devices=(told["device"],), memory_nbytes=told["memory"], job_secret=told["job_secret"],
         keys=told["keys"], io_threads=told["io_threads"], ports=told["ports"] or "",
         checkpoints=settings.checkpoint_config(told), restart_servers=told["restart_servers"],
-        values=told["values"], page=told["page"] or "",
+        values=told["values"], page=told["page"] or "", page_token=told["page_token"],
     )  # fmt: skip
     return TaskConfig(
         cluster=cluster, roles=mine, rank=rank, size=size, address=endpoint, own=_bracketed(own),

@@ -269,8 +269,12 @@ journal = setting(
 )  # fmt: skip
 page = setting(
     "--page", shared=False, is_flag=False, flag_value=PAGE, metavar="[HOST:PORT]",
-    help=f"Show the cluster in browsers, by default at {PAGE}, for this host only; port 0 takes a free "
-    "one. Needs the extra `watch`.",
+    help=f"Show the cluster in browsers, and Prometheus its /metrics, by default at {PAGE}, for this host only; port 0 "
+    "takes a free one. Needs the extra `watch`.",
+)  # fmt: skip
+page_token = setting(
+    "--page-token", shared=False, type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+    help="File with the token that browsers and scrapers of the page must show; by default, one is made where needed.",
 )  # fmt: skip
 patience = setting(
     "--patience", type=click.FloatRange(min=0), default=600.0,

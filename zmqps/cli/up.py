@@ -60,9 +60,8 @@ DOWN_S = 20.0
 @setting("--name", shared=False, default="cluster", help="Logs go to runs/NAME/logs.")
 @settings.directory
 @settings.patience
-@settings.metrics
-@settings.metrics_token
 @settings.page
+@settings.page_token
 @setting("--timeout", shared=False, type=click.FloatRange(min=0), default=30.0, help="Seconds to wait for the start.")
 @setting("--detach", "-d", is_flag=True, shared=False, help="Return when the servers have joined.")
 @settings.log_level
@@ -134,9 +133,8 @@ def _supervise(told: dict[str, Any], terminal: Terminal | None, ready: Callable[
         checkpoints=settings.checkpoint_config(told),
         values=told["values"],
         restart_servers=told["restart_servers"],
-        metrics=told["metrics"] or "",
-        metrics_token=told["metrics_token"],
         page=told["page"] or "",
+        page_token=told["page_token"],
     )
     config = UpConfig(
         cluster=cluster,

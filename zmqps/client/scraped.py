@@ -13,9 +13,9 @@ from zmqps.client.thread import SessionThread
 from zmqps.core.node.measured import Counted, Measurements
 from zmqps.errors import ClosedError
 from zmqps.metrics.endpoint import ASK_S, answering
-from zmqps.metrics.place import MetricsPlace
 from zmqps.net.lane.arena import Arenas
 from zmqps.net.lane.shm import LaneTransport
+from zmqps.web.place import WebPlace
 
 TOKEN_VARIABLE = "ZMQPS_METRICS_TOKEN"
 
@@ -52,7 +52,7 @@ class Scraped:
         The counting thread; a later life has another one.
     """
 
-    def __init__(self, place: MetricsPlace, role: str, job: str, pinned: Callable[[], int] = int) -> None:
+    def __init__(self, place: WebPlace, role: str, job: str, pinned: Callable[[], int] = int) -> None:
         self._pinned = pinned
         self.thread: Callable[[], SessionThread | None] = lambda: None
         self._role, self._job = role, job
@@ -92,7 +92,7 @@ class Scraped:
 
 def scraped(member: Member, address: str, pinned: Callable[[], int]) -> Scraped:
     """Return an object that answers scrapes of a member at an address until it is closed or garbage-collected."""
-    place = MetricsPlace(address, os.environ.get(TOKEN_VARIABLE) or None)
+    place = WebPlace(address, os.environ.get(TOKEN_VARIABLE) or None)
     answers = Scraped(place, member._role, member.job, pinned)
     weakref.finalize(member, answers.close).atexit = False
     return answers

@@ -27,11 +27,11 @@ from zmqps.launch.nodes import Nodes
 from zmqps.launch.processes import Process, launched_for, node_environment
 from zmqps.logs.lines import LEVELS
 from zmqps.logs.uncaught import show_briefly
-from zmqps.metrics.place import MetricsPlace
 from zmqps.nodes.checkpoints import KEEP, CheckpointConfig
 from zmqps.nodes.coordinator import CoordinatorConfig
 from zmqps.nodes.inquiry import ask_status, run_blocking, scale_servers
 from zmqps.nodes.server import IO_THREADS, ServerConfig
+from zmqps.web.place import WebPlace
 
 T = TypeVar("T")
 
@@ -300,12 +300,9 @@ class LocalCluster(_Cluster):
     values : sequence of str
         Where what scripts log is written (`Worker.log`): ``jsonl:FILE``, ``tensorboard:DIR``, ``mlflow:URI``,
         ``wandb:PROJECT``, or what ``MODULE:FACTORY`` returns.
-    metrics : str
-        Where the coordinator answers Prometheus: ``HOST:PORT``, or a port of this host, 0 for a free one, which its log
-        tells; by default nowhere.
     page : str
-        Where browsers find the cluster's page (docs/watching.md), ``HOST:PORT``, port 0 for a free one, which the
-        coordinator's log tells; by default nowhere.
+        Where browsers find the cluster's page and Prometheus its metrics (docs/watching.md): ``HOST:PORT``, or a port
+        of this host, 0 for a free one, which the coordinator's log tells; by default nowhere.
 
     Examples
     --------
@@ -348,7 +345,6 @@ class LocalCluster(_Cluster):
         directory: str | Path | None = None,
         log_level: str = "info",
         values: Sequence[str] = (),
-        metrics: str = "",
         page: str = "",
     ) -> None:
         devices = spread(device, servers_per_gpu, () if servers_per_gpu is None else visible_gpus())
@@ -366,7 +362,7 @@ class LocalCluster(_Cluster):
             options=options, kernels=kernels, log_level=log_level, apply_threads=apply_threads,
             devices=devices or (device,), memory_nbytes=memory, job_secret=_whole_path("job_secret", job_secret),
             keys=_whole_path("keys", keys), io_threads=io_threads, checkpoints=checkpoints, values=_texts(values),
-            metrics=metrics, page=page,
+            page=page,
         )  # fmt: skip
         _check(config, device)
         super().__init__(config, timeout, directory)
@@ -386,7 +382,7 @@ def _check(config: ClusterConfig, device: str) -> None:
         checks.text("page", config.page, MAX_PAGE_CHARS)
     CoordinatorConfig(
         options=config.options, job_secret=config.job_secret, keys=config.keys, values=config.values,
-        metrics=MetricsPlace(config.metrics), page=config.page,
+        page=WebPlace(config.page, config.page_token, option="page"),
     )  # fmt: skip
     ServerConfig(
         coordinator="tcp://127.0.0.1:1", kernels=config.kernels, apply_threads=config.apply_threads, device=device,

@@ -57,10 +57,9 @@ class ClusterConfig:
         How often each server that fails is started again, where jobs outlive it.
     values
         Where the coordinator writes what scripts log, as ``--values`` says it.
-    metrics, metrics_token
-        Where the coordinator answers Prometheus, and the file with what that has to show; empty: it does not.
-    page
-        Where the coordinator's page is, ``HOST:PORT``; empty: it has none.
+    page, page_token
+        Where the coordinator's page is, with metrics, and the file with what its clients have to show; empty: it has
+        none.
     """
 
     options: CoordinatorOptions = field(default_factory=CoordinatorOptions)
@@ -80,9 +79,8 @@ class ClusterConfig:
     journal: Path | None = None
     restart_servers: int = RESTARTS
     values: tuple[str, ...] = ()
-    metrics: str = ""
-    metrics_token: Path | None = None
     page: str = ""
+    page_token: Path | None = None
 
     def coordinator(self, name: str = "coordinator") -> list[str]:
         """Return the flags of the coordinator."""
@@ -96,9 +94,8 @@ class ClusterConfig:
             *([f"--journal={self.journal.absolute()}"] if self.journal is not None else []),
             *([f"--patience={o.patience}"] if o.patience else []),
             *(f"--values={_placed(text)}" for text in self.values),
-            *([f"--metrics={self.metrics}"] if self.metrics else []),
-            *([f"--metrics-token={self.metrics_token.absolute()}"] if self.metrics_token is not None else []),
             *([f"--page={self.page}"] if self.page else []),
+            *([f"--page-token={self.page_token.absolute()}"] if self.page_token is not None else []),
         ]  # fmt: skip
         return [*flags, *self._common(name)]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -15,24 +14,27 @@ from typing import TYPE_CHECKING
 from zmqps.core.node.measured import Measurements
 from zmqps.core.protocol.endpoints import host_named, ip_of, is_loopback, is_of
 from zmqps.errors import DeadlineError, PSError
-from zmqps.metrics.place import MetricsPlace, url
 from zmqps.metrics.text import check_installed, exposed
 from zmqps.net.loops import ask_loop
-from zmqps.web.server import WebServer, listen
+from zmqps.web.place import WebPlace, url
+from zmqps.web.server import WebServer, listen, shows
 
 if TYPE_CHECKING:
+    from starlette.responses import Response
     from starlette.types import Receive, Scope, Send
 
 #: Seconds that a scrape waits for the node's loop; Prometheus waits 10.
 ASK_S = 5.0
 #: Answers that are made at a time: for one Prometheus, its double, and a user with curl. Others wait for these.
 MAX_AT_ONCE = 8
-HEADERS = ("Authorization", "Host", "Origin", "Accept")
+HEADERS = (b"authorization", b"host", b"origin", b"accept")
+#: All figures, and those of this node alone.
+PATHS = ("/metrics", "/metrics/own")
 INDEX = "zmqps\n/metrics       all figures; a coordinator has those of all nodes\n/metrics/own   this node's alone\n"
 
 
-class Answers:
-    """The answers, by request; an ASGI application.
+class Figures:
+    """The figures of a node, in the format that a scraper asks for; `MAX_AT_ONCE` at a time.
 
     Parameters
     ----------
@@ -40,53 +42,23 @@ class Answers:
         Returns what the node has measured; it may raise `PSError`.
     role
         The node's.
-    place
-        Where it listens.
     """
 
-    def __init__(self, ask: Callable[[], Measurements], role: str, place: MetricsPlace) -> None:
+    def __init__(self, ask: Callable[[], Measurements], role: str) -> None:
         self._ask, self._role = ask, role
-        self._secret, self._is_open = place.secret, place.is_open
         self._turns = asyncio.Semaphore(MAX_AT_ONCE)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request; the node is asked on another thread."""
-        from starlette.responses import Response
+    async def response(self, path: str, accept: str) -> Response:
+        """Return those of one of `PATHS`; the node is asked on another thread."""
+        from starlette.responses import PlainTextResponse, Response
 
-        assert scope["type"] == "http"
-        told: dict[str, list[str]] = {
-            name: [value.decode("latin-1") for key, value in scope["headers"] if key == name.lower().encode()]
-            for name in HEADERS
-        }
         async with self._turns:
-            status, content_type, body = await asyncio.to_thread(self.answer, scope["path"], told)
-        headers = {"content-type": content_type, "x-content-type-options": "nosniff"}
-        if status == HTTPStatus.UNAUTHORIZED:
-            headers["www-authenticate"] = "Bearer"
-        await Response(body, status, headers)(scope, receive, send)
-
-    def answer(self, path: str, told: dict[str, list[str]]) -> tuple[HTTPStatus, str, bytes]:
-        """Return status, content type and body; ``told`` are the values of each header."""
-        if len(told["Host"]) > 1:
-            return _text(HTTPStatus.BAD_REQUEST, "name one host\n")
-        host = "".join(told["Host"])
-        if any(not is_of(origin, host) for origin in told["Origin"]):
-            return _text(HTTPStatus.FORBIDDEN, "no other site's pages are answered\n")
-        if self._secret:
-            shown = "".join(told["Authorization"]).removeprefix("Bearer ").strip().encode("latin-1")
-            if not hmac.compare_digest(shown, self._secret):
-                return _text(HTTPStatus.UNAUTHORIZED, "show the token of --metrics-token: Authorization: Bearer …\n")
-        elif self._is_open and not _is_here(host_named(host)):  # a page in a browser here that has another name for us
-            return _text(HTTPStatus.FORBIDDEN, "ask for an address or for localhost\n")
-        if path == "/":
-            return _text(HTTPStatus.OK, INDEX)
-        if path not in ("/metrics", "/metrics/own"):
-            return _text(HTTPStatus.NOT_FOUND, INDEX)
-        try:
-            body, content_type = exposed(self._ask if path == "/metrics" else self._own, ", ".join(told["Accept"]))
-        except PSError as error:
-            return _text(HTTPStatus.SERVICE_UNAVAILABLE, f"{error}\n")
-        return HTTPStatus.OK, content_type, body
+            try:
+                ask = self._ask if path == PATHS[0] else self._own
+                body, content_type = await asyncio.to_thread(exposed, ask, accept)
+            except PSError as error:
+                return PlainTextResponse(f"{error}\n", HTTPStatus.SERVICE_UNAVAILABLE)
+        return Response(body, headers={"content-type": content_type})
 
     def _own(self) -> Measurements:
         """Return it without what the coordinator has from others."""
@@ -96,8 +68,53 @@ class Answers:
         return replace(measured, counted=[node for node in measured.counted if node.role == "coordinator"])
 
 
+class Answers:
+    """Answers scrapes at a place of their own; an ASGI application.
+
+    Parameters
+    ----------
+    figures
+        What is scraped.
+    place
+        Where it listens.
+    """
+
+    def __init__(self, figures: Figures, place: WebPlace) -> None:
+        self._figures = figures
+        self._secret, self._is_open = place.secret, place.is_open
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        assert scope["type"] == "http"
+        told: dict[bytes, list[str]] = {
+            name: [value.decode("latin-1") for key, value in scope["headers"] if key == name] for name in HEADERS
+        }
+        response = self._refused(told)
+        if response is None and scope["path"] in PATHS:
+            response = await self._figures.response(scope["path"], ", ".join(told[b"accept"]))
+        elif response is None:
+            response = _text(HTTPStatus.OK if scope["path"] == "/" else HTTPStatus.NOT_FOUND, INDEX)
+        response.headers["x-content-type-options"] = "nosniff"
+        await response(scope, receive, send)
+
+    def _refused(self, told: dict[bytes, list[str]]) -> Response | None:
+        """Return what a request is answered with that may not be; ``told`` are the values of each header."""
+        if len(told[b"host"]) > 1:
+            return _text(HTTPStatus.BAD_REQUEST, "name one host\n")
+        host = "".join(told[b"host"])
+        if any(not is_of(origin, host) for origin in told[b"origin"]):
+            return _text(HTTPStatus.FORBIDDEN, "no other site's pages are answered\n")
+        if self._secret:
+            if not shows("".join(told[b"authorization"]), self._secret):
+                text = "show the token of --metrics-token: Authorization: Bearer …\n"
+                return _text(HTTPStatus.UNAUTHORIZED, text, {"www-authenticate": "Bearer"})
+        elif self._is_open and not _is_here(host_named(host)):  # a page in a browser here that has another name for us
+            return _text(HTTPStatus.FORBIDDEN, "ask for an address or for localhost\n")
+        return None
+
+
 @contextmanager
-def answering(place: MetricsPlace, ask: Callable[[], Measurements], role: str, log: logging.Logger) -> Iterator[str]:
+def answering(place: WebPlace, ask: Callable[[], Measurements], role: str, log: logging.Logger) -> Iterator[str]:
     """Answer scrapes until the end of the block; yield the address, or nothing if scrapes are off.
 
     Raises
@@ -113,7 +130,7 @@ def answering(place: MetricsPlace, ask: Callable[[], Measurements], role: str, l
         return
     check_installed()
     host, port = place.host_and_port
-    answers = Answers(ask, role, place)
+    answers = Answers(Figures(ask, role), place)
     listener = listen(host, port, "metrics")
     where = url(host, listener.getsockname()[1])
     log.info("metrics at %s", where)
@@ -162,5 +179,7 @@ def _is_here(host: str) -> bool:
     return is_loopback(host) or ip_of(host) is not None
 
 
-def _text(status: HTTPStatus, text: str) -> tuple[HTTPStatus, str, bytes]:
-    return status, "text/plain; charset=utf-8", text.encode()
+def _text(status: HTTPStatus, text: str, headers: dict[str, str] | None = None) -> Response:
+    from starlette.responses import PlainTextResponse
+
+    return PlainTextResponse(text, status, headers)

@@ -22,8 +22,7 @@ from zmqps.core.protocol.endpoints import join, split
 from zmqps.core.protocol.messages.large import decode_small
 from zmqps.errors import ConfigurationError, counted, listed
 from zmqps.keys.keyring import Keys, load_node_keys
-from zmqps.metrics.endpoint import Source, answering
-from zmqps.metrics.place import MetricsPlace
+from zmqps.metrics.endpoint import Source
 from zmqps.net import loops
 from zmqps.net.driver import Driver, run_node
 from zmqps.net.identity import check_bind, new_identity, read_job_secret
@@ -34,13 +33,14 @@ from zmqps.nodes.checkpoints import CheckpointConfig, CheckpointStore, cadence
 from zmqps.nodes.endkey import kept, new_end_key, offer_end_key
 from zmqps.nodes.journal import IDENTITY, Journal, resumed
 from zmqps.nodes.listening import Place, other_addresses
-from zmqps.nodes.page import check_page, page
+from zmqps.nodes.page import page
 from zmqps.nodes.relay import CHUNK_NBYTES
 from zmqps.nodes.restoring import restored, restored_from, resumptions
 from zmqps.nodes.siblings import Siblings
 from zmqps.sinks.choose import check_texts, open_sinks
 from zmqps.sinks.feed import Feeds
 from zmqps.trace.switch import Switch
+from zmqps.web.place import WebPlace
 
 DEFAULT_PORT = 5570
 #: Where there is a journal, members wait so long for a coordinator that is away.
@@ -75,10 +75,8 @@ class CoordinatorConfig:
         The directory of the journal from which it goes on if it is started again; None: there is none.
     values
         Where what scripts log is written, in the forms of `zmqps.sinks.choose.FORMS`.
-    metrics
-        Where Prometheus is answered.
     page
-        Where browsers find the page, ``HOST:PORT``; empty: there is none.
+        Where browsers find the page, and Prometheus metrics.
     """
 
     bind: str = ""
@@ -93,19 +91,16 @@ class CoordinatorConfig:
     own_servers: bool = False
     journal: str | os.PathLike[str] | None = None
     values: tuple[str, ...] = ()
-    metrics: MetricsPlace = field(default_factory=MetricsPlace)
-    page: str = ""
+    page: WebPlace = field(default_factory=WebPlace)
 
     def __post_init__(self) -> None:
         check_texts(self.values)
         keys = load_node_keys(self.keys)
         self.place.check()
-        self.metrics.check()
+        self.page.check()
         if self.bind:
             check_bind(self.bind, insecure=self.insecure, keyed=keys is not None)
         read_job_secret(self.job_secret)
-        if self.page:
-            check_page(self.page, insecure=self.insecure)
         o = self.options
         checks.whole("servers", o.servers, 1)
         checks.whole("workers", o.workers, 1, optional=True)
@@ -154,7 +149,6 @@ async def coordinate(config: CoordinatorConfig, parent_fd: int | None = None) ->
     loop = asyncio.get_running_loop()
     source = Source(loop)
     with ExitStack() as stack:
-        stack.enter_context(answering(config.metrics, source, "coordinator", log))
         feeds = stack.enter_context(Feeds(open_sinks(config.values)))
         journal, known = stack.enter_context(_opened(config.journal))
         transport = _transport(config, keys)
@@ -186,7 +180,7 @@ async def coordinate(config: CoordinatorConfig, parent_fd: int | None = None) ->
             machine.traces.recorder = Switch(driver, identity)
             with ExitStack() as stack:
                 try:
-                    stack.enter_context(_page(config, machine, endpoint, keyed=keys is not None))
+                    stack.enter_context(_page(config, machine, source, endpoint, keyed=keys is not None))
                 except BaseException:
                     transport.close(0)
                     raise
@@ -232,11 +226,9 @@ def _feed(feeds: Feeds, event: Any) -> None:
 
 
 def _page(
-    config: CoordinatorConfig, machine: CoordinatorMachine, endpoint: str, *, keyed: bool
+    config: CoordinatorConfig, machine: CoordinatorMachine, source: Source, endpoint: str, *, keyed: bool
 ) -> AbstractContextManager[None]:
-    return page(
-        config.page, machine.view, endpoint=endpoint, journal=config.journal, keyed=keyed, insecure=config.insecure
-    )
+    return page(config.page, machine.view, source, endpoint=endpoint, journal=config.journal, keyed=keyed)
 
 
 def _store(config: CoordinatorConfig, identity: Identity, one: Checkpoint | None) -> CheckpointStore | None:

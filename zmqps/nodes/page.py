@@ -14,14 +14,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from zmqps.core.protocol.endpoints import MAX_PORT, host_of, is_loopback, is_wildcard, split
+from zmqps.core.protocol.endpoints import MAX_PORT, host_of, is_loopback, is_wildcard
 from zmqps.core.protocol.messages import Watch
-from zmqps.errors import AddressInUseError, ConfigurationError, UnsafeFileError
+from zmqps.errors import AddressInUseError, UnsafeFileError
 from zmqps.folder import Folder
+from zmqps.metrics.endpoint import Figures, Source
+from zmqps.metrics.text import check_installed
 from zmqps.net.system.host import host_tag
 from zmqps.nodes.journal import PAGE
 from zmqps.page.app import serving, url_of
 from zmqps.page.feed import asking
+from zmqps.web.place import WebPlace, url
 from zmqps.web.server import listen
 
 TOKEN_NBYTES = 32
@@ -42,54 +45,36 @@ class Kept:
     token: str = field(default="", repr=False)  # asyncio logs what slow calls were given
 
 
-def check_page(address: str, *, insecure: bool) -> tuple[str, int]:
-    """Return host and port of a page's address, ``HOST:PORT``.
-
-    Raises
-    ------
-    ConfigurationError
-        It is invalid; or other hosts reach it, and the network was not said to be trusted.
-    """
-    try:
-        host, port = split(f"tcp://{address.removeprefix('http://').rstrip('/')}")
-    except ConfigurationError:
-        raise ConfigurationError(
-            f"the page's address {address!r:.100} cannot be used: write HOST:PORT, such as 127.0.0.1:5580, or port 0"
-        ) from None
-    if not is_loopback(host) and not insecure:
-        raise ConfigurationError(
-            f"the page at {address} can be reached from other hosts, and nothing of it is encrypted: any listener "
-            "on the network sees its token. Keep it at 127.0.0.1 and come by `ssh -L`, or pass --insecure on a network "
-            "that you trust"
-        )
-    return host, port
-
-
 @contextlib.contextmanager
 def page(
-    address: str,
+    place: WebPlace,
     view: Callable[[Watch, float], Mapping[str, Any]],
+    source: Source,
     *,
     endpoint: str,
     journal: str | os.PathLike[str] | None,
     keyed: bool,
-    insecure: bool,
 ) -> Iterator[None]:
-    """Serve the page of the coordinator whose loop this thread runs; nothing, where ``address`` is empty.
+    """Serve page and metrics of the coordinator whose loop this thread runs; nothing, where the address is empty.
 
-    Its token and port are those of the coordinator's life before this one, where there is a journal. Every client needs
-    the token, except for a page on loopback of a cluster without keys: any process may ask for the status there.
+    Port and token are those of the coordinator's life before this one, where there is a journal; the token, unless the
+    user has given one. Every client needs it, except for a page on loopback of a cluster without keys: any process may
+    ask for the status there.
     """
-    if not address:
+    place.check()
+    if not place.address:
         yield
         return
-    host, port = check_page(address, insecure=insecure)
+    check_installed()
+    host, port = place.host_and_port
     with _folder(journal) as folder:
         before = read_page(Path(journal)) if journal is not None else Kept()
         listener = _as_before(host, before.port) if not port and before.port else None
         listener = listener or listen(host, port, THE_PAGE)
         port = listener.getsockname()[1]
-        token = (before.token or secrets.token_hex(TOKEN_NBYTES)) if keyed or not is_loopback(host) else ""
+        given = place.secret.decode()
+        token = given or before.token or secrets.token_hex(TOKEN_NBYTES)
+        token = token if given or keyed or not is_loopback(host) else ""
         shown = host_of(endpoint) if is_wildcard(host) and host_of(endpoint) else host
         kept = Kept(url_of(shown, port, token), port, token)
         name = PAGE if journal is not None else f"{host_tag(host)}-{port}.json"
@@ -97,8 +82,10 @@ def page(
             file.write(json.dumps({"url": kept.url, "port": kept.port, "token": kept.token}).encode())
         needs = f"; it needs the token that is in {folder.path / name}" if token else ""
         log.info("the page is at %s%s", url_of(shown, port, ""), needs)
+        log.info("metrics at %s", url(host, port))
+        figures = Figures(source, "coordinator")
         try:
-            with serving(listener, asking(asyncio.get_running_loop(), view), token):
+            with serving(listener, asking(asyncio.get_running_loop(), view), figures, token):
                 yield
         finally:
             with contextlib.suppress(OSError):

@@ -44,7 +44,6 @@ from zmqps.gpu.rows import warm_up as warm_up_device_rows
 from zmqps.gpu.staging import DeviceMemory, Streams, device_memory
 from zmqps.keys.keyring import load_node_keys
 from zmqps.metrics.endpoint import Source, answering
-from zmqps.metrics.place import MetricsPlace
 from zmqps.net import loops
 from zmqps.net.driver import Driver, run_node
 from zmqps.net.identity import check_bind, new_identity, read_job_secret
@@ -67,6 +66,7 @@ from zmqps.rows.kernels import warm_up as warm_up_rows
 from zmqps.rows.store import RowStore
 from zmqps.trace.doors import DOORS
 from zmqps.trace.switch import Switch
+from zmqps.web.place import WebPlace
 
 #: One connection full of large messages keeps a thread of ZeroMQ busy for milliseconds at a time. With a second one a
 #: small message of another job does not wait for that: its step takes 1.3 times as long beside a flood, not 7 times.
@@ -140,7 +140,7 @@ class ServerConfig:
     io_threads: int = IO_THREADS
     spare: bool = False
     handover_timeout: float = HANDOVER_TIMEOUT_S
-    metrics: MetricsPlace = field(default_factory=MetricsPlace)
+    metrics: WebPlace = field(default_factory=WebPlace)
     index: int | None = None
 
     def __post_init__(self) -> None:

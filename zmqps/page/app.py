@@ -1,13 +1,15 @@
-"""What the page's server answers: the document, what there is to see, and nothing else."""
+"""What the page's server answers: the document, what there is to see, metrics, and nothing else."""
 
 from __future__ import annotations
 
 import json
 import socket
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 from zmqps.core.protocol.endpoints import join
 from zmqps.errors import PSError
+from zmqps.metrics.endpoint import PATHS, Figures
 from zmqps.page.document import Document, read_document
 from zmqps.page.feed import Ask, Feed
 from zmqps.page.guard import Guard
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
 
-def make_app(feed: Feed, document: Document, *, token: str, cookie: str) -> ASGIApp:
+def make_app(feed: Feed, document: Document, figures: Figures, *, token: str, cookie: str) -> ASGIApp:
     """Return the ASGI application; `Guard` says what ``token`` and ``cookie`` are."""
     from starlette.applications import Starlette
     from starlette.responses import PlainTextResponse, Response
@@ -48,11 +50,14 @@ def make_app(feed: Feed, document: Document, *, token: str, cookie: str) -> ASGI
             return Response(told.packed, media_type="application/json", headers={"content-encoding": "gzip"})
         return Response(told.plain, media_type="application/json")
 
+    async def metrics(request: Request) -> Response:
+        return await figures.response(request.url.path, ", ".join(request.headers.getlist("accept")))
+
     routes = [Route("/", page), Route("/now.json", now), Route("/view.json", view)]
-    return Guard(Starlette(routes=routes), token, cookie)
+    return Guard(Starlette(routes=[*routes, *(Route(path, metrics) for path in PATHS)]), token, cookie)
 
 
-def serving(listener: socket.socket, ask: Ask, token: str) -> WebServer:
+def serving(listener: socket.socket, ask: Ask, figures: Figures, token: str) -> WebServer:
     """Return what serves the page at a listener while it is open.
 
     Parameters
@@ -61,14 +66,17 @@ def serving(listener: socket.socket, ask: Ask, token: str) -> WebServer:
         Closed at the end.
     ask
         Asks the coordinator.
+    figures
+        What scrapers get.
     token
         What has to be shown; empty: nothing.
     """
     cookie = f"zmqps-page-{listener.getsockname()[1]}"
-    return WebServer(listener, make_app(Feed(ask), read_document(), token=token, cookie=cookie))
+    return WebServer(listener, make_app(Feed(ask), read_document(), figures, token=token, cookie=cookie))
 
 
 def url_of(host: str, port: int, token: str) -> str:
     """Return the address to open in a browser."""
     where = join(host, port).removeprefix("tcp://")
-    return f"http://{where}/{f'?token={token}' if token else ''}"
+    query = f"?token={quote(token, safe='')}" if token else ""
+    return f"http://{where}/{query}"

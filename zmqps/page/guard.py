@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING
 from urllib.parse import parse_qs
 
 from zmqps.core.protocol.endpoints import host_named, is_loopback, is_of
+from zmqps.web.server import shows
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-MAX_TOKEN_CHARS = 200
+MAX_TOKEN_CHARS = 4096
 
 #: Of every answer. Only our own document runs scripts, and its policy says which.
 HEADERS = {
@@ -45,7 +46,8 @@ class Guard:
     app
         What answers.
     token
-        What has to be shown once, in the address, and is remembered in a cookie; empty: nothing.
+        What a browser has to show once, in the address, and has in a cookie from then on; a scraper sends it as
+        ``Authorization: Bearer …``. Empty: nothing.
     cookie
         The cookie's name; browsers keep one jar for all ports of a host.
     """
@@ -67,7 +69,10 @@ class Guard:
             app = PlainTextResponse(WRONG_NAME, 421)
         elif b"origin" in headers and not is_of(headers[b"origin"], hosts[0]):
             app = PlainTextResponse(OTHER_ORIGIN, 403)
-        elif self._token and not self._shown(self._from_cookie(headers.get(b"cookie", ""))):
+        elif self._token and not (
+            self._shown(self._from_cookie(headers.get(b"cookie", "")))
+            or shows(headers.get(b"authorization", ""), self._token)
+        ):
             said = parse_qs(scope["query_string"].decode("latin-1")[: 2 * MAX_TOKEN_CHARS])
             app = PlainTextResponse(NO_TOKEN, 403)
             if scope["path"] == "/" and self._shown(said.get("token", [""])[0]):

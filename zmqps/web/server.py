@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import hmac
 import logging
 import socket
 import threading
@@ -115,6 +116,11 @@ class WebServer:
             loops.run(self._server.serve(sockets=[self._listener]))
         except BaseException:  # a page that is not there is no reason for a cluster to end
             log.exception("nothing is served over HTTP any more")
+
+
+def shows(authorization: str, secret: bytes) -> bool:
+    """Whether a request's header ``Authorization`` is ``Bearer`` and the secret."""
+    return hmac.compare_digest(authorization.removeprefix("Bearer ").strip().encode(), secret)
 
 
 def _protocol() -> type[asyncio.Protocol]:

@@ -1,8 +1,9 @@
-"""Where a node answers scrapes, and with which token."""
+"""Where a node answers over HTTP, and with which token."""
 
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 
 from zmqps import checks
@@ -14,35 +15,39 @@ LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True)
-class MetricsPlace:
+class WebPlace:
     """What the user has said of it.
 
     Parameters
     ----------
     address
-        ``HOST:PORT``, or a port of loopback; 0 takes a free one. Empty: scrapes are not answered.
+        ``HOST:PORT``, or a port of loopback; 0 takes a free one. Empty: nothing is answered.
     token
-        The file with what scrapers have to show (``Authorization: Bearer …``); None: nothing.
+        The file with what clients have to show; None: nothing is given.
     insecure
-        Answer beyond this host without a token.
+        Answer beyond this host without such a file.
+    option
+        The option that says the address: ``metrics`` or ``page``.
     """
 
     address: str = ""
     token: str | os.PathLike[str] | None = None
     insecure: bool = False
+    option: str = "metrics"
 
     def check(self) -> None:
         """Raise `ConfigurationError` for an invalid address, or one beyond this host without a token."""
         if not isinstance(self.address, str):
-            checks.refuse("metrics", "an address, HOST:PORT", self.address)
+            checks.refuse(self.option, "an address, HOST:PORT", self.address)
         secret = self.secret
         if not self.address:
             return
         host, _ = self.host_and_port
         if not (is_loopback(host) or secret or self.insecure):
             raise ConfigurationError(
-                f"metrics at {self.address} can be read by any process on other hosts; pass --metrics-token FILE, "
-                "bind to 127.0.0.1, or pass --insecure on a network that you trust"
+                f"--{self.option} {self.address} can be reached from other hosts, and nothing of it is encrypted: pass "
+                f"--{self.option}-token FILE, keep it at 127.0.0.1 and come by `ssh -L`, or pass --insecure on a "
+                "network that you trust"
             )
 
     @property
@@ -55,15 +60,18 @@ class MetricsPlace:
             host, port = split(f"tcp://{address}")
         except ConfigurationError:
             raise ConfigurationError(
-                f"{self.address!r:.200} is no address for metrics; write HOST:PORT (127.0.0.1:9570), or a port of "
-                "this host alone"
+                f"{self.address!r:.200} is no address for --{self.option}; write HOST:PORT, such as 127.0.0.1:9570, or "
+                "a port of this host alone"
             ) from None
         return ("0.0.0.0" if host == "*" else host), port
 
     @property
     def secret(self) -> bytes:
-        """What scrapers have to show."""
-        return read_secret(self.token, "metrics_token", "the token for metrics")
+        """What clients have to show."""
+        secret = read_secret(self.token, f"{self.option}_token", f"the token of --{self.option}-token")
+        if not re.fullmatch(rb"[!-~]*", secret):
+            raise ConfigurationError(f"the token of --{self.option}-token has more than visible characters of ASCII")
+        return secret
 
     @property
     def is_open(self) -> bool:
