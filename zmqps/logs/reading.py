@@ -17,9 +17,9 @@ _FOREIGN = (
     (re.compile(r"Fatal Python error: "), "critical"),
 )
 _TRACEBACK = "Traceback (most recent call last):"
-#: What stands before it where an exception group is shown.
+#: Its prefix in an exception group.
 _FRAME = " +|"
-#: How the note of an error of ours begins, which follows its traceback.
+#: The beginning of the note of a zmqps error, which follows its traceback.
 _NOTE = "zmqps explain "
 
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}

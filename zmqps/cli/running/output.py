@@ -35,7 +35,7 @@ OLDER_LOGS = 3
 LEVEL_COLOURS = {"warning": "yellow", "error": "bright_red", "critical": "bright_red"}
 
 
-#: What begins the line anew on a terminal.
+#: Begins the line again on a terminal.
 ANEW = "\r\x1b[K"
 
 
@@ -56,7 +56,7 @@ class Painter:
         make_legible(stream)
         self._stream = stream
         self._width = width
-        self._state = ""  # stands below the lines, on a terminal only
+        self._state = ""  # shown below the lines, on a terminal only
         self._console = Console(file=stream, highlight=False, soft_wrap=True) if stream.isatty() else None
         self._colours: dict[str, str] = {}
 
@@ -149,7 +149,7 @@ class Terminal:
 
 
 class _Rotated(RotatingFileHandler):
-    """A file in a folder held open, which is begun anew, and put aside when it is large.
+    """A file in a folder held open, which begins empty, and is rotated when it is large.
 
     The path leads through the folder's descriptor: nothing is renamed where another directory has taken its place.
     """
@@ -184,7 +184,7 @@ class LogFile:
     node
         Its name.
     folder
-        Where the file is, begun anew.
+        The path of the file.
     name
         Its name.
     terminal
