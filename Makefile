@@ -48,7 +48,7 @@ INSTALLED := $(VENV)/.installed
 endif
 
 # What `make test` runs, for targets that have an expression of their own or name files.
-USUAL := not (slow or repeats or processes or lan or engines)
+USUAL := not (slow or repeats or processes or lan or engines or gpu)
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Where it is set, each of the hundreds of processes of the tests compiles every module anew.

@@ -14,6 +14,7 @@ import pytest
 import zmqps
 from tests.inprocess import InProcessCluster
 from tests.pace import allow
+from tests.tables import for_each
 from zmqps.core.worker.layout.rollbacks import Rollback
 from zmqps.errors import ClosedError, ConfigurationError, DeadlineError, UnknownParameterError
 
@@ -168,7 +169,7 @@ def test_advancing_without_anything_pushed_in_asynchronous_mode_does_nothing(add
     asyncio.run(main())
 
 
-@pytest.mark.parametrize(
+@for_each(
     "name",
     ["init", "pull", "push", "push_pull", "advance", "barrier", "status", "rejoin", "finish", "close"],
 )
@@ -202,7 +203,7 @@ def test_tables_can_be_awaited() -> None:
         asyncio.run(main(cluster.address))
 
 
-@pytest.mark.parametrize("name", ["pull", "push", "push_pull", "load", "flush", "rows", "statistics", "chunks"])
+@for_each("name", ["pull", "push", "push_pull", "load", "flush", "rows", "statistics", "chunks"])
 def test_names_and_arguments_of_tables_are_those_of_the_table(name: str) -> None:
     ours, theirs = (inspect.signature(getattr(kind, name)) for kind in (zmqps.aio.AsyncTable, zmqps.Table))
     assert ours.parameters.keys() == theirs.parameters.keys()

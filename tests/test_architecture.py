@@ -27,6 +27,7 @@ from tests.imports import (
     parse,
     room_of,
 )
+from tests.tables import for_each
 
 #: The rooms of the package, in layers from the ground up, and for each the rooms it imports: all of them, and only such
 #: as stand above it here, so there is no circle. Imports for type checkers count, too.
@@ -293,6 +294,7 @@ ON_TOP = {
 #: in a slash.
 MIRROR_NOTHING = {
     "tests/test_kernel.py": "what of the core is its kernel",
+    "tests/test_tables.py": "a tool of the tests",
     "tests/test_standstills.py": "whole clusters whose processes are stopped for a while",
     "tests/test_advice.py": "texts of the whole package, beside the options and commands that there are",
     "tests/test_prose.py": "texts of the whole package, and all documents",
@@ -626,8 +628,8 @@ def test_importing_core_loads_no_io_library() -> None:
     assert CORE_LEAVES_OUT.intersection(result.stdout.split()) == set()
 
 
-@pytest.mark.parametrize(
-    ("rule", "path", "source"),
+@for_each(
+    "rule, path, source",
     [
         (pure_violations, "zmqps/core/a.py", "import time"),
         (pure_violations, "zmqps/core/a.py", "def f():\n    from asyncio import sleep"),
@@ -674,8 +676,8 @@ def test_the_rules_see_a_violation(rule, path, source) -> None:  # type: ignore[
     assert len(list(rule(parse(path, source)))) == 1
 
 
-@pytest.mark.parametrize(
-    ("path", "source"),
+@for_each(
+    "path, source",
     [
         ("zmqps/core/server/machine.py", "from zmqps.net.system import ports"),
         ("zmqps/core/server/machine.py", "def f():\n    import zmqps.net.system.ports"),
@@ -721,8 +723,8 @@ def test_a_circle_between_modules_is_seen_and_what_only_leads_into_it_is_not() -
     assert circles(graph) == [{"zmqps/core/node/b.py", "zmqps/core/node/c.py"}]
 
 
-@pytest.mark.parametrize(
-    ("test", "violations"),
+@for_each(
+    "test, violations",
     [
         ("tests/net/system/test_ports.py", 0),
         ("tests/net/system/test_ports_taken.py", 0),

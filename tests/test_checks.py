@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.tables import for_each
 from zmqps import checks
 from zmqps.errors import ConfigurationError, OptimizerError
 
@@ -44,7 +45,7 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("call", "text"), REFUSED)
+@for_each("call, text", REFUSED)
 def test_the_error_says_what_is_allowed_and_what_was_given(call: Callable[[], Any], text: str) -> None:
     with pytest.raises(ConfigurationError, match=re.escape(text)):
         call()
@@ -83,8 +84,8 @@ def test_plain_data_comes_back_as_json_would_have_it() -> None:
     assert [type(found[key]) for key in ("epoch", "loss", "on")] == [int, float, bool]
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
+@for_each(
+    "value, text",
     [
         ([1], "state must be a mapping"),
         ({"a": object()}, "what is in state must be"),

@@ -10,12 +10,11 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 
-import pytest
-
 from tests import figures, roles
 from tests.imports import ROOT
 from tests.optim.specs import CASES
 from tests.picture import DOCUMENT, drawn
+from tests.tables import for_each
 from zmqps import __version__
 from zmqps.checkpoint.torch_state import TWINS
 from zmqps.optim import OptimizerSpec
@@ -115,8 +114,8 @@ def test_the_tables_of_metrics_are_those_of_the_catalogue() -> None:
     assert figures.DOCUMENT.read_text() == figures.drawn(figures.DOCUMENT.read_text()), "run `make metrics`"
 
 
-@pytest.mark.parametrize(
-    ("text", "missing"),
+@for_each(
+    "text, missing",
     [
         ("`core/job/keyspace.py` `zmqps/optim/` `zmqps/codecs/<name>.py` `machine.py` `bench/suite.py` `train.py`", []),
         ("`core/keyspace.py`", ["a.md: core/keyspace.py"]),

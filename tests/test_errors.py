@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import zmqps.errors
+from tests.tables import for_each
 from zmqps.core.protocol.limits import MAX_FACT_CHARS, MAX_FACTS
 from zmqps.core.protocol.messages import Error
 from zmqps.core.protocol.wire import decode, encode
@@ -36,7 +37,7 @@ def example(cls: type[PSError]) -> PSError:
     return cls(**{name: FACTS[owner.__annotations__[name]] for name in cls.fact_names})
 
 
-every_class = pytest.mark.parametrize("cls", BY_CODE.values(), ids=lambda cls: cls.__name__)
+every_class = for_each("cls", BY_CODE.values())
 
 
 def test_the_docstring_is_the_tree() -> None:

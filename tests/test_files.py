@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.tables import for_each
 from zmqps import files
 from zmqps.errors import UnsafeFileError
 from zmqps.net.identity import read_secret
@@ -82,7 +83,7 @@ def test_a_plain_file_is_read_and_so_is_what_a_link_leads_to(tmp_path: Path) -> 
 
 
 @pytest.mark.timeout(30)
-@pytest.mark.parametrize(
+@for_each(
     "read",
     [
         lambda path: files.read_file(path, 1 << 20),

@@ -12,6 +12,7 @@ import pytest
 
 import zmqps
 from tests.pace import allow
+from tests.tables import for_each
 from zmqps import initial
 from zmqps.core.protocol.arrays import Array
 from zmqps.errors import ConfigurationError
@@ -57,7 +58,7 @@ def test_truncated_numbers_lie_within_two_deviations() -> None:
     assert found.std() == pytest.approx(0.25 * 0.8796, rel=0.01)
 
 
-@pytest.mark.parametrize("rule", [uniform, normal, truncated_normal])
+@for_each("rule", [uniform, normal, truncated_normal])
 def test_another_seed_makes_other_numbers_and_the_same_one_the_same(rule: Any) -> None:
     arguments = (0.0, 1.0) if rule is uniform else (1.0,)
     made = rows(rule(*arguments, seed=5))
@@ -68,14 +69,14 @@ def test_another_seed_makes_other_numbers_and_the_same_one_the_same(rule: Any) -
     assert len(np.unique(made[:, 0])) > 0.99 * len(made), "each row begins with its own"
 
 
-@pytest.mark.parametrize("rule", EVERY, ids=lambda rule: rule.kind)
+@for_each("rule", EVERY)
 def test_every_rule_is_finite_travels_and_makes_a_table(rule: Initial) -> None:
     assert np.isfinite(rows(rule)).all()
     assert Initial.from_wire(rule.to_wire()) == rule
     assert zmqps.table(4, optimizer=zmqps.optim.sgd(1.0), initial=rule).named("t").initial == rule.to_wire()
 
 
-@pytest.mark.parametrize("rule", EVERY, ids=lambda rule: rule.kind)
+@for_each("rule", EVERY)
 def test_a_row_begins_with_the_same_whoever_asks_for_it_with_whichever_others(rule: Initial) -> None:
     ids = np.array([-(2**63), -1, 0, 5, 2**63 - 1])
     made = np.empty((ids.size, 8), np.float32)
@@ -103,8 +104,8 @@ def test_no_deviation_is_the_mean() -> None:
     assert (rows(uniform(2.0, 2.0)) == 2.0).all()
 
 
-@pytest.mark.parametrize(
-    ("rule", "arguments"),
+@for_each(
+    "rule, arguments",
     [
         (constant, (math.nan,)),
         (constant, (math.inf,)),
@@ -124,7 +125,7 @@ def test_what_no_row_can_begin_with_is_refused(rule: Any, arguments: tuple[Any, 
         rule(*arguments)
 
 
-@pytest.mark.parametrize("seed", [-1, 1.5, "7", 1 << 63, None])
+@for_each("seed", [-1, 1.5, "7", 1 << 63, None])
 def test_a_seed_is_a_whole_number(seed: Any) -> None:
     with pytest.raises(ConfigurationError, match="seed must be a whole number"):
         normal(0.1, seed=seed)

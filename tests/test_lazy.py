@@ -9,6 +9,7 @@ import sys
 import pytest
 
 import zmqps
+from tests.tables import for_each
 from zmqps.extras import advice
 
 MODULES = ("aio", "data", "jax", "keras", "keys", "local", "optim", "pipeline", "ray", "stale", "torch")
@@ -29,7 +30,7 @@ def test_ray_is_there_without_being_imported() -> None:
     assert run("import zmqps; print(zmqps.ray.RayCluster.__name__)") == "RayCluster\n"
 
 
-@pytest.mark.parametrize("extra", ["torch", "jax", "keras"])
+@for_each("extra", ["torch", "jax", "keras"])
 def test_a_module_whose_extra_is_missing_says_what_to_install(extra: str) -> None:
     code = f"""
 import sys
@@ -58,7 +59,7 @@ def test_there_is_nothing_else() -> None:
         importlib.import_module("zmqps").nothing  # noqa: B018
 
 
-@pytest.mark.parametrize("arguments", [["explain", "--all"], ["checkpoint", "export", "--help"], ["--help"]])
+@for_each("arguments", [["explain", "--all"], ["checkpoint", "export", "--help"], ["--help"]])
 def test_nothing_is_lost_where_python_leaves_out_docstrings(arguments: list[str]) -> None:
     code = f"import sys; from zmqps.cli.main import run; sys.exit(run({arguments!r}))"
     assert run(code, "-OO") == run(code)

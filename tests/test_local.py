@@ -14,6 +14,7 @@ import zmqps
 from tests.inprocess import InProcessCluster
 from tests.modes import MODES
 from tests.pace import allow
+from tests.tables import for_each
 from zmqps.core.job.spec import JobSpec, Parameter
 from zmqps.errors import ConfigurationError, DeadlineError
 from zmqps.local import ElasticAveraging, LocalSteps
@@ -124,13 +125,13 @@ def test_elastic_averaging_draws_worker_and_centre_together() -> None:
     np.testing.assert_allclose(local.params["w"], worker.values["w"])
 
 
-@pytest.mark.parametrize("every", [0, 1.5, True])
+@for_each("every", [0, 1.5, True])
 def test_every_is_a_number_of_steps(every) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(ConfigurationError, match="every"):
         LocalSteps(MemoryWorker(), every=every)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("alpha", [0.0, 1.0, "x"])
+@for_each("alpha", [0.0, 1.0, "x"])
 def test_alpha_lies_between_0_and_1(alpha) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(ConfigurationError, match="alpha"):
         ElasticAveraging(MemoryWorker(), alpha, 2)  # type: ignore[arg-type]

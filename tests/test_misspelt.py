@@ -11,6 +11,7 @@ import pytest
 
 import zmqps
 from tests.inprocess import InProcessCluster
+from tests.tables import for_each
 from zmqps import aio, optim
 from zmqps.errors import ConfigurationError, OptimizerError
 from zmqps.worker import _host_worker
@@ -32,7 +33,7 @@ def worker() -> Iterator[zmqps.Worker]:
         yield connected
 
 
-@pytest.mark.parametrize("name", PUBLIC)
+@for_each("name", PUBLIC)
 def test_every_option_is_named_where_one_letter_is_missing(name: str) -> None:
     signature = inspect.signature(PUBLIC[name])
     for option, parameter in signature.parameters.items():
@@ -42,7 +43,7 @@ def test_every_option_is_named_where_one_letter_is_missing(name: str) -> None:
             PUBLIC[name](**{option[:-1]: 1})
 
 
-@pytest.mark.parametrize(("wrong", "right"), [("lr", "learning_rate"), ("betas", "b1"), ("epsilon", "eps")])
+@for_each("wrong, right", [("lr", "learning_rate"), ("betas", "b1"), ("epsilon", "eps")])
 def test_names_of_other_libraries_are_known(wrong: str, right: str) -> None:
     with pytest.raises(OptimizerError, match=rf"adam\(\) has no option '{wrong}'; did you mean '{right}'"):
         optim.adam(**{wrong: 0.1})
@@ -57,8 +58,8 @@ def test_what_is_near_to_nothing_is_answered_by_all_there_is() -> None:
         optim.sgd(fish=1)  # type: ignore[call-arg]
 
 
-@pytest.mark.parametrize(
-    ("options", "meant"),
+@for_each(
+    "options, meant",
     [
         ({"mode": "Synchronous"}, 'mode="sync"'),
         ({"mode": "bsp"}, 'mode="sync"'),
@@ -70,7 +71,6 @@ def test_what_is_near_to_nothing_is_answered_by_all_there_is() -> None:
         ({"staleness": "async"}, 'mode="async"'),
         ({"staleness": 4}, 'mode="bounded", staleness=4'),
     ],
-    ids=str,
 )
 def test_another_name_of_a_mode_is_answered_by_its_own(
     worker: zmqps.Worker, options: dict[str, Any], meant: str
@@ -80,7 +80,7 @@ def test_another_name_of_a_mode_is_answered_by_its_own(
     assert f"pass {meant}" in str(caught.value)
 
 
-@pytest.mark.parametrize(("wrong", "right"), [("consistency", "mode"), ("sync", "mode"), ("stalenes", "staleness")])
+@for_each("wrong, right", [("consistency", "mode"), ("sync", "mode"), ("stalenes", "staleness")])
 def test_a_name_near_to_that_of_the_mode_is_answered_by_it(worker: zmqps.Worker, wrong: str, right: str) -> None:
     with pytest.raises(ConfigurationError, match=f"did you mean '{right}'"):
         worker.init({"w": np.zeros(1)}, optimizer=optim.sgd(0.1), **{wrong: "sync"})
@@ -106,7 +106,7 @@ def test_a_word_of_a_few_is_answered_by_the_nearest(worker: zmqps.Worker) -> Non
     assert "nonfinite must be one of reject, allow, not 'alow'; did you mean 'allow'?" in str(caught.value)
 
 
-@pytest.mark.parametrize("name", [n for n in dir(zmqps.Worker) if not n.startswith("_")])
+@for_each("name", [n for n in dir(zmqps.Worker) if not n.startswith("_")])
 def test_a_call_with_too_little_names_the_class_that_scripts_know(name: str) -> None:
     for method in filter(callable, (getattr(worker, name) for worker in (zmqps.Worker, _host_worker()))):
         assert method.__qualname__ == f"Worker.{name}"

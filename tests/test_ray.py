@@ -18,6 +18,7 @@ import pytest
 import zmqps.ray
 from tests.imports import ROOT
 from tests.pace import allow
+from tests.tables import for_each
 from zmqps.errors import ConfigurationError
 from zmqps.keys import create
 from zmqps.launch.keeper import Ended
@@ -39,8 +40,8 @@ def test_without_ray_the_error_says_how_to_install_it(monkeypatch: pytest.Monkey
         zmqps.ray.start()
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
+@for_each(
+    "options, text",
     [
         ({"strategy": "EVERYWHERE"}, "strategy must be"),
         ({"servers": 0}, "servers must be"),
@@ -82,8 +83,8 @@ def test_without_workers_the_end_of_the_coordinator_is_the_end() -> None:
     assert outcome.code == 0
 
 
-@pytest.mark.parametrize(
-    ("name", "ended", "code", "text"),
+@for_each(
+    "name, ended, code, text",
     [
         ("worker-1", Ended(7, "  bad luck"), 7, "worker-1 failed with exit code 7; its last lines:\n  bad luck"),
         ("server-0", Ended(-9, "  (it said nothing)"), 137, "server-0 failed with signal SIGKILL"),

@@ -14,6 +14,7 @@ import click
 import pytest
 
 from tests.imports import ROOT
+from tests.tables import for_each
 from zmqps.cli.main import cli
 
 README = (ROOT / "README.md").read_text()
@@ -72,7 +73,7 @@ def commands() -> Iterator[str]:
                 yield shlex.join(words[words.index("zmqps") :])
 
 
-@pytest.mark.parametrize("command", list(commands()))
+@for_each("command", list(commands()))
 def test_the_commands_are_understood(command: str) -> None:
     _, *rest = shlex.split(command)
     found: click.Command = cli

@@ -12,10 +12,11 @@ import pytest
 from tests.imports import ROOT
 from tests.pace import allow
 from tests.skips import is_allowed
+from tests.tables import for_each
 
 
-@pytest.mark.parametrize(
-    ("reason", "here", "allowed"),
+@for_each(
+    "reason, here, allowed",
     [
         ("no GPU", {}, True),
         ("no ssh: not installed: sshd", {}, False),

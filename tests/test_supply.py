@@ -20,6 +20,7 @@ from packaging.utils import canonicalize_name
 
 from tests.imports import ROOT
 from tests.pace import allow
+from tests.tables import for_each
 from zmqps import __version__
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -65,7 +66,7 @@ def unmet(requirement: Requirement, file: str) -> str | None:
     return None if requirement.specifier.contains(version.version) else f"{requirement} is {pin[0]} in {file}"
 
 
-@pytest.mark.parametrize("file", FILES)
+@for_each("file", FILES)
 def test_every_pin_is_one_version_with_hashes_and_no_place(file: str) -> None:
     assert len(pins(file)) > 20
     for requirement, hashes in pins(file).values():
@@ -84,7 +85,7 @@ def test_every_dependency_is_pinned_within_its_bounds() -> None:
     assert [text for requirement in tools if (text := unmet(requirement, "constraints-tools.txt"))] == []
 
 
-@pytest.mark.parametrize("python", SUPPORTED)
+@for_each("python", SUPPORTED)
 def test_so_is_what_they_need_in_turn(python: str) -> None:
     environment = {"python_version": python, "python_full_version": f"{python}.0", "extra": ""}
     missing = []

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 
-import pytest
-
+from tests.tables import for_each
 from zmqps.words import ago, joined, num_bytes, seconds
 
 #: What each function says: the page's words are compared with it too.
@@ -50,7 +49,7 @@ SAID: dict[str, list[tuple[float, str]]] = {
 CALLS = {"seconds": seconds, "ago": ago, "num_bytes": num_bytes}
 
 
-@pytest.mark.parametrize("name", SAID)
+@for_each("name", SAID)
 def test_a_number_has_one_form(name: str) -> None:
     assert [(value, CALLS[name](value)) for value, _ in SAID[name]] == SAID[name]
     assert [CALLS[name](value) for value in (None, math.nan, math.inf, -math.inf)] == [""] * 4

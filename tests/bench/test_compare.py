@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from bench.__main__ import main
 from bench.compare import changes
 from bench.results import Row, read_rows, write_row, write_rows
+from tests.tables import for_each
 
 ROW = Row(
     case="push_pull",
@@ -34,7 +35,7 @@ ROW = Row(
 )
 
 
-@pytest.mark.parametrize(("ratio", "verdict"), [(1.0, "faster"), (2.05, "same"), (4.0, "slower")])
+@for_each("ratio, verdict", [(1.0, "faster"), (2.05, "same"), (4.0, "slower")])
 def test_a_change_of_the_ratio_counts_when_it_exceeds_the_noise(ratio: float, verdict: str) -> None:
     new = replace(ROW, ratio_to_limit=ratio, ratio_low=0.95 * ratio, ratio_high=1.05 * ratio)
     [change] = changes([ROW], [new])

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from bench.ids import KINDS, NUM_BATCHES, RowWork, shortened
+from tests.tables import for_each
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@for_each("kind", KINDS)
 def test_batches_name_rows_that_there_are_and_are_the_same_for_all_systems(kind: str) -> None:
     work = RowWork(rows=5000, batch=2000, ids=kind)
     first, again, other = work.batches(0), work.batches(0), work.batches(1)

@@ -14,6 +14,7 @@ from bench.cases import core
 from bench.children import Child, ChildError
 from bench.setup import Setup
 from bench.transfer import measure
+from tests.tables import for_each
 from zmqps.codecs import CODECS
 
 FIELDS = {
@@ -22,14 +23,14 @@ FIELDS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", sorted(main.commands))
+@for_each("case", sorted(main.commands))
 def test_every_command_explains_itself(case: str) -> None:
     result = CliRunner().invoke(main, [case, "--help"])
     assert result.exit_code == 0
     assert len(result.output.splitlines()) > 5
 
 
-@pytest.mark.parametrize(
+@for_each(
     "arguments",
     [
         ["push_pull", "--model", "resnet18"],

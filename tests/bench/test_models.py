@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from bench import models
+from tests.tables import for_each
 
 
-@pytest.mark.parametrize(
-    ("name", "tensors", "elements"),
+@for_each(
+    "name, tensors, elements",
     [
         ("resnet50", 161, 25_557_032),
         ("gpt2-small", 148, 124_439_808),
@@ -33,7 +34,7 @@ def test_resnet50_is_named_as_torchvision_names_it() -> None:
     assert list(models.RESNET50)[-1] == "fc.bias"
 
 
-@pytest.mark.parametrize("name", ["", "0KB", "12", "1kb", "resnet18", "0x1KB", "x1KB"])
+@for_each("name", ["", "0KB", "12", "1kb", "resnet18", "0x1KB", "x1KB"])
 def test_an_unknown_model_is_refused_with_the_choices(name: str) -> None:
     with pytest.raises(ValueError, match="choose resnet50"):
         models.find(name)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from bench import models
 from bench.reference import can_check, deviation
 from bench.setup import GRADIENT_SCALE, LEARNING_RATE, OPTIMIZERS, Setup
+from tests.tables import for_each
 from zmqps import codecs
 from zmqps.optim import make_kernel
 
@@ -32,8 +32,8 @@ def trained(pushes: int, optimizer: str, codec: str) -> tuple[dict, dict, dict]:
     return start, gradients, {n: part.reshape(SHAPES[n]) for n, part in zip(SHAPES, parts, strict=True)}
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-@pytest.mark.parametrize("codec", ["raw", "int8", "onebit"])
+@for_each("optimizer", ["sgd", "adam"])
+@for_each("codec", ["raw", "int8", "onebit"])
 def test_one_push_too_few_or_too_many_is_seen(optimizer: str, codec: str) -> None:
     setup = Setup(optimizer=optimizer, codec=codec)
     found = [deviation(setup, *trained(pushes, optimizer, codec), PUSHES, 1) for pushes in (4, 5, 6)]

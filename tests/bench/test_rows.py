@@ -1,10 +1,10 @@
 """The same work on rows without servers."""
 
 import numpy as np
-import pytest
 
 from bench.ids import RowWork
 from bench.rows import OPERATIONS, ROW_OPTIMIZERS, START, OneProcess, OwnTable, fill_table, ids_of, make_table
+from tests.tables import for_each
 
 WORK = RowWork(rows=300, dim=4, batch=64, optimizer="adagrad")
 
@@ -13,7 +13,7 @@ def test_ids_of_rows_differ() -> None:
     assert np.unique(ids_of(np.arange(100_000))).size == 100_000
 
 
-@pytest.mark.parametrize("optimizer", sorted(ROW_OPTIMIZERS))
+@for_each("optimizer", sorted(ROW_OPTIMIZERS))
 def test_numpy_and_the_compiled_table_come_to_the_same_rows(optimizer: str) -> None:
     work = RowWork(rows=300, dim=4, batch=64, optimizer=optimizer)
     numpy, own = OneProcess(work, rule=True), OwnTable(work)

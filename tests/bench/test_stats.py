@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.stats import Times, network_bound, percentile, ratio_spread
+from tests.tables import for_each
 
 SECONDS = st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=50)
 
@@ -45,8 +46,8 @@ def test_ratios_are_taken_between_neighbours_only() -> None:
         ratio_spread([1.0, 2.0], [1.0])
 
 
-@pytest.mark.parametrize(
-    ("workers", "servers", "expected"),
+@for_each(
+    "workers, servers, expected",
     [(1, 1, 1.0), (2, 1, 2.0), (2, 2, 1.0), (1, 4, 1.0), (8, 2, 4.0)],
 )
 def test_the_bound_is_set_by_the_busiest_link(workers: int, servers: int, expected: float) -> None:

@@ -9,6 +9,7 @@ import pytest
 from tests.checkpoint.saved import NOW, Model, job, save
 from tests.checkpoint.tables.test_rows import Servers, job_of, spec_of
 from tests.simulator.disk import Disk
+from tests.tables import for_each
 from zmqps.checkpoint import manifest as manifests
 from zmqps.checkpoint.compact import compact
 from zmqps.checkpoint.find import good_ones, open_checkpoint
@@ -45,7 +46,7 @@ def test_what_others_build_upon_is_not_pruned() -> None:
     assert prune(disk, JOB, 1, good) == paths[2::-1]
 
 
-@pytest.mark.parametrize("damage", ["missing", "damaged", "another"])
+@for_each("damage", ["missing", "damaged", "another"])
 def test_without_its_base_a_checkpoint_is_refused(damage: str) -> None:
     disk = Disk()
     _, paths = chain(disk)

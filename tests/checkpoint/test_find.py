@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.checkpoint.saved import Model, job, save
 from tests.simulator.disk import Disk
+from tests.tables import for_each
 from zmqps.checkpoint.find import open_checkpoint
 from zmqps.checkpoint.manifest import Manifest, _sealed
 from zmqps.checkpoint.publish import prune
@@ -108,7 +109,7 @@ def test_any_file_that_is_cut_short_is_noticed(place: tuple[str, int]) -> None:
         check(disk, path)
 
 
-@pytest.mark.parametrize("name", [name for name, _ in SIZES])
+@for_each("name", [name for name, _ in SIZES])
 def test_any_file_that_is_missing_is_noticed_and_one_more_is_not(name: str) -> None:
     disk, path = saved()
     disk.create(f"{path}/more").write_at(b"notes", 0)

@@ -11,6 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.checkpoint.saved import OWNER, job, jobs, placements
+from tests.tables import for_each
 from zmqps.checkpoint.manifest import PER_SLICE, FileFact, Manifest, Owner, plain
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import Parameter
@@ -89,9 +90,7 @@ def test_an_owner_is_usable_or_refused(plain: Any) -> None:
     assert len(str(owner)) < 3000
 
 
-@pytest.mark.parametrize(
-    "value", [{1: "a"}, {"a": {2: 3}}, [b"bytes"], {"a": math.nan}, {"a": {1, 2}}, [[math.inf]], object()]
-)
+@for_each("value", [{1: "a"}, {"a": {2: 3}}, [b"bytes"], {"a": math.nan}, {"a": {1, 2}}, [[math.inf]], object()])
 def test_what_json_would_not_give_back_is_refused(value: Any) -> None:
     with pytest.raises(ConfigurationError, match="state must be plain data"):
         plain("state", value)
@@ -104,7 +103,7 @@ def test_a_state_that_contains_itself_is_refused() -> None:
         plain("state", value)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "entry",
     [
         ["../x", 1, "0" * 32],

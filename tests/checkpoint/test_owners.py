@@ -10,6 +10,7 @@ import pytest
 
 from tests.checkpoint.saved import NOW, OWNER, Model, job, owner, save
 from tests.simulator.disk import Disk
+from tests.tables import for_each
 from zmqps.checkpoint.compact import compact
 from zmqps.checkpoint.find import good_ones, open_checkpoint
 from zmqps.checkpoint.owners import LOCK, Claim, check_is_of_one, held
@@ -53,8 +54,8 @@ def test_what_is_restored_goes_on_as_the_run_of_its_checkpoint() -> None:
     assert claim.owner_of("b") == OWNER
 
 
-@pytest.mark.parametrize(
-    ("clusters", "in_turns"),
+@for_each(
+    "clusters, in_turns",
     [
         ([], False), ([1], False), ([1, 1, 2, 2, 3], False), ([1, None, 1], False), ([1, 2, 1], True),
         ([1, 2, 3, 2], True), ([1, 2, None, 1, 3], True),

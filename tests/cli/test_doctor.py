@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.doctor.hosts import well
+from tests.tables import for_each
 from zmqps import __version__, keys
 from zmqps.cli.main import run
 from zmqps.core.protocol import exits
@@ -118,8 +119,8 @@ def test_the_directory_and_the_script_are_those_of_a_launch(
     assert alone is None
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
+@for_each(
+    "arguments, message",
     [
         (["-H", "a:1", "--hosts", __file__], "either with --hosts or with -H"),
         (["--hosts", "/nowhere/hosts.txt"], "does not exist"),

@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from tests.tables import for_each
 from zmqps.cli.explain import SECTION, document, explain, page, summary
 from zmqps.cli.main import run
 from zmqps.core.protocol import exits
 from zmqps.errors import BY_CODE, PSError
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "errors.md"
-every_class = pytest.mark.parametrize("cls", BY_CODE.values(), ids=lambda cls: cls.__name__)
+every_class = for_each("cls", BY_CODE.values())
 
 
 def test_the_document_is_what_the_docstrings_say() -> None:

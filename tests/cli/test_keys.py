@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.tables import for_each
 from zmqps import keys
 from zmqps.cli.main import run
 from zmqps.core.protocol import exits
@@ -33,8 +34,8 @@ def test_keys_are_made_shown_and_revoked(
     assert all(pair.secret not in shown for pair in keys.Keys.load(folder).pairs.values())
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
+@for_each(
+    "arguments, said",
     [
         (["create"], "Missing argument 'DIR'"),
         (["token"], "Missing option '--keys'"),

@@ -19,6 +19,7 @@ from tests import hosts
 from tests.cli.test_run import UNSAVED
 from tests.leaks import assert_gone
 from tests.pace import allow
+from tests.tables import for_each
 from zmqps import keys
 from zmqps.cli.main import run
 from zmqps.cli.running.state import state_path
@@ -40,8 +41,8 @@ def everything_of(launcher: int) -> list[psutil.Process]:
     return [parent, *parent.children(recursive=True)]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
+@for_each(
+    "arguments, says",
     [
         (("--", "true"), "say which hosts"),
         (("-H", "a", "--hosts", "hosts.txt", "--", "true"), "say which hosts"),

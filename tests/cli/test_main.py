@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from tests.pace import allow
+from tests.tables import for_each
 from zmqps import __version__
 from zmqps.cli.main import SECTIONS, cli, run
 from zmqps.core.protocol import exits
@@ -41,7 +42,7 @@ def summaries(group: click.Group, name: str) -> Iterator[tuple[str, str]]:
     yield from re.findall(rf"^  ({listed}) +(\S.*(?:\n {{10,}}\S.*)*)$", shown, re.MULTILINE)
 
 
-@pytest.mark.parametrize("name", GROUPS)
+@for_each("name", GROUPS)
 def test_what_the_help_says_of_each_command_fits_in_its_line(name: str) -> None:
     found = dict(summaries(GROUPS[name], name))
     assert set(found) == {str(one.name) for one in GROUPS[name].commands.values() if not one.hidden}
@@ -65,7 +66,7 @@ def test_a_shell_completes_commands_and_options() -> None:
     assert completed("zmqps", "scale", "--serv") == ["--servers"]
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@for_each("name", COMMANDS)
 def test_a_commands_help_fits_in_80_columns(name: str) -> None:
     assert [line for line in help_of(name).splitlines() if len(line) > 80] == []
 

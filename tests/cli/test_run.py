@@ -14,6 +14,7 @@ import pytest
 
 from tests.pace import allow
 from tests.ports import free_port
+from tests.tables import for_each
 from zmqps import keys
 from zmqps.cli import run as run_module
 from zmqps.cli.main import run
@@ -46,8 +47,8 @@ def no_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
+@for_each(
+    "arguments, says",
     [
         (("--size", "2", "--address", "127.0.0.1:1", "--", "true"), "nothing says --rank"),
         (("--rank", "0", "--size", "2", "--", "true"), "does not say where rank 0 is: give --address"),

@@ -20,6 +20,7 @@ from tests.inprocess import InProcessCluster
 from tests.leaks import assert_gone
 from tests.net.system.test_addresses import has_ipv6
 from tests.pace import allow
+from tests.tables import for_each
 from zmqps import keys
 from zmqps.checkpoint import open_checkpoint
 from zmqps.cli.main import run
@@ -453,8 +454,8 @@ def test_a_cluster_that_was_not_started_here_is_ended_at_its_coordinator(capsys:
 A, B = "tcp://10.0.0.7:5570", "tcp://10.0.0.8:0"
 
 
-@pytest.mark.parametrize(
-    ("told", "runs"),
+@for_each(
+    "told, runs",
     [
         ("up SERVERS=3 PORT=7", "up --detach --servers 3 --address tcp://127.0.0.1:7"),
         (f"up ADDRESS={A} ARGS=--insecure", f"up --detach --servers 2 --address {A} --insecure"),

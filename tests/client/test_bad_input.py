@@ -11,6 +11,7 @@ import pytest
 
 import zmqps
 from tests.net.cluster import running
+from tests.tables import for_each
 
 SGD = zmqps.optim.sgd(learning_rate=0.1)
 
@@ -67,8 +68,8 @@ BAD: dict[str, tuple[type[Exception], Callable[[zmqps.Worker], object]]] = {
 NESTED = {"enc": {"layer": {"w": np.zeros(4, "f4")}}}
 
 
-@pytest.mark.parametrize(
-    ("what", "call"),
+@for_each(
+    "what, call",
     [
         ("params", lambda w: w.init(NESTED, optimizer=SGD, mode="async")),
         ("gradients", lambda w: w.push(NESTED)),
@@ -87,7 +88,7 @@ def test_a_nested_mapping_is_refused_and_how_to_make_it_flat_is_said(
     assert ".w': …}" in str(refused.value)
 
 
-@pytest.mark.parametrize("case", BAD)
+@for_each("case", BAD)
 def test_it_is_refused_and_nothing_is_changed(worker: zmqps.Worker, case: str) -> None:
     expected, call = BAD[case]
     with pytest.raises(expected):
@@ -119,7 +120,7 @@ def test_waiting_in_a_callback_is_an_error_and_no_hang(worker: zmqps.Worker) -> 
     assert all("callback" in str(error) for error in answers)
 
 
-@pytest.mark.parametrize("address", [None, 5, "localhost", "tcp://*:5570", "tcp://127.0.0.1:0", "tcp://127.0.0.1:x"])
+@for_each("address", [None, 5, "localhost", "tcp://*:5570", "tcp://127.0.0.1:0", "tcp://127.0.0.1:x"])
 def test_an_address_that_is_none_fails_at_once(address: Any) -> None:
     with pytest.raises(zmqps.ConfigurationError):
         zmqps.connect(address)
@@ -136,7 +137,7 @@ def test_a_cluster_that_cannot_be_starts_no_process(options: dict[str, Any]) -> 
 ODD = {"w": np.zeros(3, ">f4"), "s": np.float64(2), "e": np.zeros((0, 4), "f2"), "f": np.zeros((2, 3), "f4", order="F")}
 
 
-@pytest.mark.parametrize("dtype", [">f4", "<f4", ">f8", "<f8", "f2"])
+@for_each("dtype", [">f4", "<f4", ">f8", "<f8", "f2"])
 def test_arrays_of_any_float_order_of_bytes_and_layout_are_taken_and_filled(dtype: str) -> None:
     """What is odd about them is put right on the way, and zeros and ones are so in every dtype."""
     with running(2, 4096) as cluster, zmqps.connect(cluster.address) as worker:

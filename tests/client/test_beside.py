@@ -9,6 +9,7 @@ import pytest
 
 from tests.codecs.cases import DTYPES, EDGES, SPECS, gradient
 from tests.pace import allow
+from tests.tables import for_each
 from zmqps import codecs
 from zmqps.client import beside
 from zmqps.client.beside import TwoThreads
@@ -21,8 +22,8 @@ def _two_threads_for_little(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "MIN_SPAN", 64)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("spec", SPECS)
+@for_each("dtype", DTYPES)
+@for_each("spec", SPECS)
 def test_two_threads_write_the_blob_of_one(spec: str, dtype: str) -> None:
     codec = codecs.parse(spec)
     sizes = (1, 127, 128, 1024, 2047, 2048, 2049, 6151, 20_011)
@@ -37,7 +38,7 @@ def test_two_threads_write_the_blob_of_one(spec: str, dtype: str) -> None:
                 np.testing.assert_array_equal(*rests)
 
 
-@pytest.mark.parametrize("few", [0, 1, 40, 700])
+@for_each("few", [0, 1, 40, 700])
 def test_two_threads_send_the_first_of_equal_values(few: int) -> None:
     values = np.full(4096, 2.0, np.float32)
     values[3000 : 3000 + few] = 3.0

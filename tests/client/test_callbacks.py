@@ -11,6 +11,7 @@ import pytest
 
 import zmqps
 from tests.inprocess import PATIENCE, InProcessCluster
+from tests.tables import for_each
 from zmqps.errors import ConfigurationError
 
 NEVER = 1 << 40
@@ -76,8 +77,8 @@ def called_back(worker: zmqps.Worker, call: Callable[[], Any]) -> BaseException 
     return raised[0]
 
 
-@pytest.mark.parametrize("name", BLOCKING)
-@pytest.mark.parametrize("whose", ["its own", "another's"])
+@for_each("name", BLOCKING)
+@for_each("whose", ["its own", "another's"])
 def test_nothing_waits_in_a_callback(workers, name: str, whose: str) -> None:  # type: ignore[no-untyped-def]
     one, other = workers
     before = one.statistics().pushes, other.statistics().pushes

@@ -15,6 +15,7 @@ import pytest
 import zmqps
 from tests.modes import MODES
 from tests.net.cluster import PATIENCE, Cluster, running
+from tests.tables import for_each
 from zmqps.client import inplace
 from zmqps.client.inplace import CopiesOnWrite, Staging
 from zmqps.client.tensors import copy_finite
@@ -389,8 +390,8 @@ def test_over_tcp_an_array_that_fills_its_message_is_not_copied(cluster: Cluster
 # --- what copies and looks ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("size", [0, 1, 63, 64, 65, 1000, 300_001])
+@for_each("dtype", [np.float32, np.float64])
+@for_each("size", [0, 1, 63, 64, 65, 1000, 300_001])
 def test_a_copy_tells_what_is_not_finite_wherever_it_is(dtype: Any, size: int) -> None:
     rng = np.random.default_rng(size)
     source = [rng.standard_normal(n).astype(dtype) for n in (size, 5)]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.tables import for_each
 from zmqps.client.joint import Joint, done
 
 
@@ -26,7 +27,7 @@ def test_it_has_the_result_of_the_first_once_all_are_done() -> None:
     assert joint.exception() is None
 
 
-@pytest.mark.parametrize("which", [0, 1])
+@for_each("which", [0, 1])
 def test_it_fails_with_any_and_only_when_all_have_ended(which: int) -> None:
     first, second, joint = two()
     parts = [first, second]

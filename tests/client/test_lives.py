@@ -7,6 +7,7 @@ import pytest
 import zmqps
 from tests.inprocess import InProcessCluster
 from tests.pace import allow
+from tests.tables import for_each
 from zmqps.client.lives import Life, find_life
 from zmqps.errors import ConfigurationError
 
@@ -28,8 +29,8 @@ def test_a_worker_is_called_as_its_log_is() -> None:
     assert [find_life(facts).wish(role) for role in ("worker", "observer")] == [1, None]
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
+@for_each(
+    "name, value",
     [("TOKEN", "12"), ("TOKEN", "x" * 32), ("RESTART", "-1"), ("RESTART", "one"), ("RESTART", "4294967296"),
      ("RESTART", "٣"), ("INDEX", "-1"), ("INDEX", "one")],
 )  # fmt: skip

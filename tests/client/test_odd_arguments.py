@@ -14,6 +14,7 @@ import pytest
 
 import zmqps
 from tests.inprocess import InProcessCluster
+from tests.tables import for_each
 from zmqps import codecs, optim, pipeline
 from zmqps.errors import ClosedError, ConfigurationError, InternalError, PSError
 
@@ -98,7 +99,7 @@ def oddities(method: Callable[..., Any]) -> list[tuple[str, str]]:
     return [(a, odd) for a in arguments for odd in ODD if a != "timeout" or odd not in LONG]
 
 
-@pytest.mark.parametrize(("name", "argument"), CASES)
+@for_each("name, argument", CASES)
 def test_without_a_cluster_it_is_taken_or_refused(name: str, argument: str) -> None:
     call, good = ALONE[name]
     for odd in ODD:
@@ -117,7 +118,7 @@ def test_a_channel_takes_it_or_refuses_it_and_goes_on() -> None:
                 tried(lambda v, **_: channel.send({v: np.ones(3)}), {}, "v", odd)
 
 
-@pytest.mark.parametrize("arrays", [None, [1], {1: np.ones(1)}, {"\ud800": np.ones(1)}, {"x": [[1], [1, 2]]}])
+@for_each("arrays", [None, [1], {1: np.ones(1)}, {"\ud800": np.ones(1)}, {"x": [[1], [1, 2]]}])
 def test_what_a_channel_cannot_carry_is_a_configuration_error(arrays: Any) -> None:
     with pipeline.bind("tcp://127.0.0.1:0", secret=SECRET, timeout=0.001) as channel:
         with pytest.raises(ConfigurationError):
@@ -131,7 +132,7 @@ def worker() -> Iterator[zmqps.Worker]:
         yield worker
 
 
-@pytest.mark.parametrize("name", METHODS)
+@for_each("name", METHODS)
 def test_a_worker_takes_it_or_refuses_it_and_goes_on(worker: zmqps.Worker, name: str) -> None:
     method = getattr(worker, name)
     for argument, odd in oddities(method):
@@ -139,7 +140,7 @@ def test_a_worker_takes_it_or_refuses_it_and_goes_on(worker: zmqps.Worker, name:
     assert list(worker.pull()) == ["w"]
 
 
-@pytest.mark.parametrize("name", LOOPS)
+@for_each("name", LOOPS)
 def test_a_loop_takes_it_or_refuses_it_and_the_worker_goes_on(worker: zmqps.Worker, name: str) -> None:
     method = getattr(worker, name)
     for argument, odd in oddities(method):
@@ -153,7 +154,7 @@ def test_a_loop_takes_it_or_refuses_it_and_the_worker_goes_on(worker: zmqps.Work
     assert list(worker.pull()) == ["w"]
 
 
-@pytest.mark.parametrize("name", ["pull", "pull_each", "push", "push_pull", "init"])
+@for_each("name", ["pull", "pull_each", "push", "push_pull", "init"])
 def test_what_is_in_a_list_or_mapping_is_taken_or_refused(worker: zmqps.Worker, name: str) -> None:
     method, good = getattr(worker, name), {"timeout": 0.2, **METHODS.get(name, {})}
     tensors = {"init": "params", "pull": "out", "pull_each": "out"}.get(name, "grads")
@@ -166,8 +167,8 @@ def test_what_is_in_a_list_or_mapping_is_taken_or_refused(worker: zmqps.Worker, 
     assert list(worker.pull()) == ["w"]
 
 
-@pytest.mark.parametrize(
-    ("make", "good"),
+@for_each(
+    "make, good",
     [(zmqps.local.LocalSteps, {"every": 2}), (zmqps.local.ElasticAveraging, {"every": 2, "alpha": 0.5})],
 )
 def test_local_steps_take_it_or_refuse_it(worker: zmqps.Worker, make: type, good: dict[str, Any]) -> None:
@@ -176,7 +177,7 @@ def test_local_steps_take_it_or_refuse_it(worker: zmqps.Worker, make: type, good
             tried(make, {"worker": worker, "timeout": 0.2, **good}, argument, odd)
 
 
-@pytest.mark.parametrize("name", ["connect", *METHODS, *LOOPS])
+@for_each("name", ["connect", *METHODS, *LOOPS])
 def test_the_same_to_be_awaited_takes_it_or_refuses_it(worker: zmqps.Worker, name: str) -> None:
     good = {**METHODS, **LOOPS, "connect": {"address": "tcp://127.0.0.1:1"}}[name]
 
@@ -210,14 +211,14 @@ def test_the_same_to_be_awaited_takes_it_or_refuses_it(worker: zmqps.Worker, nam
     asyncio.run(all_of_them())
 
 
-@pytest.mark.parametrize(("name", "argument"), [("push", "atomic"), ("pull", "copy"), ("push_pull", "copy")])
-@pytest.mark.parametrize("value", [np.arange(3.0), None, 1, "yes"])
+@for_each("name, argument", [("push", "atomic"), ("pull", "copy"), ("push_pull", "copy")])
+@for_each("value", [np.arange(3.0), None, 1, "yes"])
 def test_a_flag_is_true_or_false(worker: zmqps.Worker, name: str, argument: str, value: Any) -> None:
     with pytest.raises(ConfigurationError, match=f"{argument} must be True or False"):
         getattr(worker, name)(**METHODS[name], **{argument: value})
 
 
-@pytest.mark.parametrize("argument", ["staleness", "replicas_to_aggregate", "workers", "retain"])
+@for_each("argument", ["staleness", "replicas_to_aggregate", "workers", "retain"])
 def test_a_number_that_no_message_can_carry_is_refused_by_its_name(worker: zmqps.Worker, argument: str) -> None:
     with pytest.raises(ConfigurationError, match=argument.rpartition("_")[2]):
         worker.init(W, optimizer=SGD, mode="bounded" if argument == "staleness" else "async", **{argument: 10**400})

@@ -11,6 +11,7 @@ import pytest
 
 import zmqps
 from tests.net.cluster import PATIENCE, Cluster, running
+from tests.tables import for_each
 from zmqps.errors import (
     ClosedError,
     ConfigurationError,
@@ -44,9 +45,7 @@ def same(got: Any, names: list[str]) -> bool:
     return [n for n, _ in got] == names and all(np.array_equal(value, VALUES[n]) for n, value in got)
 
 
-@pytest.mark.parametrize(
-    "names", [list(SIZES), list(SIZES)[::-1], ["head", "bias", "embedding"], ["empty"], ["norm", "norm"], []]
-)
+@for_each("names", [list(SIZES), list(SIZES)[::-1], ["head", "bias", "embedding"], ["empty"], ["norm", "norm"], []])
 def test_each_comes_once_in_the_order_asked(worker: zmqps.Worker, names: list[str]) -> None:
     assert same(list(worker.pull_each(names)), list(dict.fromkeys(names)))
     assert same(list(worker.pull_each(iter(names), codec="raw")), list(dict.fromkeys(names)))
@@ -84,8 +83,8 @@ def test_it_can_be_awaited(cluster: Cluster) -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize(
-    ("options", "error"),
+@for_each(
+    "options, error",
     [
         ({"names": ["heads"]}, UnknownParameterError),
         ({"names": 3}, ConfigurationError),

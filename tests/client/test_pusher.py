@@ -15,6 +15,7 @@ import pytest
 import zmqps
 from tests.inprocess import InProcessCluster
 from tests.modes import MODES
+from tests.tables import for_each
 from tests.team import PATIENCE, Team
 from zmqps import aio, optim
 from zmqps.errors import ConfigurationError, NonFiniteGradientError, OptimizerError, UnknownParameterError
@@ -50,7 +51,7 @@ def all_pull(trio: Team) -> dict[str, float]:
     return {"version": pulled[0].version, **values(pulled[0])}
 
 
-@pytest.mark.parametrize("mode", ["sync", "bounded"])
+@for_each("mode", ["sync", "bounded"])
 def test_a_push_without_the_frozen_ones_completes_the_step(mode: str) -> None:
     with team(**MODES[mode]) as pair:
         for _ in range(3):  # a bounded worker whose steps did not count would be held here
@@ -76,7 +77,7 @@ def test_none_is_nothing_for_a_parameter_in_a_step() -> None:
             pair.workers[0].push({"haed": None})
 
 
-@pytest.mark.parametrize("mode", ["async", "sync"])
+@for_each("mode", ["async", "sync"])
 def test_values_of_what_had_no_gradient_are_returned_by_a_push_pull(mode: str) -> None:
     with team(1, optim.sgd(1.0), **MODES[mode]) as one:
         [worker] = one.workers
@@ -106,7 +107,7 @@ def test_several_batches_make_a_step_where_their_pushes_do_not_end_it() -> None:
         pair.workers[0].push(of(1.0, "body"), step="yes")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("how", ["skip", "advance", "push"])
+@for_each("how", ["skip", "advance", "push"])
 def test_the_mean_is_over_those_who_did_not_skip_the_step(how: str) -> None:
     def nothing(worker: zmqps.Worker) -> None:
         if how == "push":

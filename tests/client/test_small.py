@@ -7,6 +7,7 @@ import pytest
 
 import zmqps
 from tests.inprocess import InProcessCluster
+from tests.tables import for_each
 from tests.team import PATIENCE
 from zmqps.client.small import MANY, SMALL_NBYTES, SmallTensors, are_writeable
 from zmqps.core.job.keyspace import KeySpace
@@ -61,7 +62,7 @@ def test_what_is_strided_or_of_another_dtype_is_joined_too() -> None:
             np.testing.assert_array_equal(joined, wanted)
 
 
-@pytest.mark.parametrize("what", ["missing", "order", "shape", "type", "dtype", "no dict"])
+@for_each("what", ["missing", "order", "shape", "type", "dtype", "no dict"])
 def test_anything_unusual_is_left_to_the_look_at_each(what: str) -> None:
     values: dict[str, object] = dict(arrays(3))
     if what == "missing":

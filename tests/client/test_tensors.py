@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.tables import for_each
 from zmqps.client.tensors import MEMORY_NBYTES, Tables, describe
 from zmqps.errors import ConfigurationError
 from zmqps.gpu.handover import Handover
@@ -40,7 +41,7 @@ def test_the_next_pull_gets_the_memory_of_one_that_was_dropped() -> None:
     assert addresses(pool.take(SHAPES)) == before
 
 
-@pytest.mark.parametrize(
+@for_each(
     "view",
     [
         lambda table: table[3:],
@@ -89,7 +90,7 @@ def test_a_loop_that_holds_two_pulls_needs_no_third_memory_and_more_is_forgotten
     assert last is now
 
 
-@pytest.mark.parametrize("size", [0, 5, Tables.SMALL_NBYTES])
+@for_each("size", [0, 5, Tables.SMALL_NBYTES])
 def test_tables_have_any_size_and_dtype(size: int) -> None:
     (table,) = Tables().take(((size, F2),))
     table[:] = 1.5
@@ -119,7 +120,7 @@ def test_tables_come_back_from_another_thread_and_after_their_pool() -> None:
     assert tables[0].sum() == SHAPES[0][0]
 
 
-@pytest.mark.parametrize("buffers", [False, True])
+@for_each("buffers", [False, True])
 def test_a_view_that_is_larger_than_all_memory_is_refused_before_it_is_copied(buffers: bool) -> None:
     value = np.broadcast_to(np.float32(0), (1 << 18, MEMORY_NBYTES >> 18))
     with pytest.raises(ConfigurationError, match=r"the array 'w' of shape \(262144, .* check its shape, or keep rows"):

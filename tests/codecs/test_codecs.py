@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.codecs.cases import BACKENDS, CASES, DTYPES, EDGES, FEEDBACK, SIZES, SPECS, Case, gradient, nothing
+from tests.tables import for_each
 from zmqps import codecs
 from zmqps.codecs import kernels
 from zmqps.errors import ConfigurationError, ProtocolError
@@ -23,7 +24,7 @@ def test_every_codec_has_a_case() -> None:
     assert {case.codec.name for case in CASES} == set(codecs.CODECS)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@for_each("dtype", DTYPES)
 @pytest.mark.parametrize("spec", SPECS)
 def test_backends_agree_bit_for_bit(spec: str, dtype: str) -> None:
     codec = codecs.parse(spec)
@@ -40,8 +41,8 @@ def test_backends_agree_bit_for_bit(spec: str, dtype: str) -> None:
         assert np.array_equal(bits(arrays[0]), bits(arrays[1])), f"{size} values"
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("spec", SPECS)
+@for_each("dtype", DTYPES)
+@for_each("spec", SPECS)
 def test_backends_agree_on_the_edges_of_the_number_line(spec: str, dtype: str) -> None:
     codec = codecs.parse(spec)
     rng = np.random.default_rng(5)
@@ -59,27 +60,26 @@ def test_backends_agree_on_the_edges_of_the_number_line(spec: str, dtype: str) -
             np.testing.assert_array_equal(*residuals)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("spec", SPECS)
-def test_a_blob_delimits_itself_and_keeps_to_its_announced_length(spec: str, dtype: str, backend) -> None:
+@for_each("dtype", DTYPES)
+@for_each("spec", SPECS)
+def test_a_blob_delimits_itself_and_keeps_to_its_announced_length(spec: str, dtype: str) -> None:
     codec = codecs.parse(spec)
     for size in SIZES:
-        blob = codec.encode(gradient(size, dtype), backend=backend)
+        blob = codec.encode(gradient(size, dtype))
         assert blob.dtype == np.uint8
         assert blob.ndim == 1
         assert blob.nbytes <= codec.encoded_nbytes(size, dtype)
         # something else stands behind it, and before it, so that it is not aligned
         view = memoryview(b"\xff" + blob.tobytes() + b"\xff" * 9)[1:]
-        array, consumed = codec.decode(view, size, dtype, backend=backend)
+        array, consumed = codec.decode(view, size, dtype)
         assert consumed == blob.nbytes
         assert array.shape == (size,)
         assert array.dtype == np.dtype(dtype)
         assert array.flags.aligned
-        assert np.array_equal(array, codec.decode(blob, size, dtype, backend=backend)[0])
+        assert np.array_equal(array, codec.decode(blob, size, dtype)[0])
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@for_each("spec", SPECS)
 def test_an_array_may_have_gaps_and_is_not_written_to(spec: str) -> None:
     codec = codecs.parse(spec)
     every_other = gradient(200)[::2]
@@ -88,9 +88,9 @@ def test_an_array_may_have_gaps_and_is_not_written_to(spec: str) -> None:
     assert np.array_equal(every_other, before)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("spec", SPECS)
+@for_each("backend", BACKENDS)
+@for_each("bad", [np.nan, np.inf, -np.inf])
+@for_each("spec", SPECS)
 def test_no_codec_hides_a_nan_or_an_infinity(spec: str, bad: float, backend) -> None:
     codec = codecs.parse(spec)
     values = gradient(300).copy()
@@ -105,7 +105,7 @@ def test_no_codec_hides_a_nan_or_an_infinity(spec: str, bad: float, backend) -> 
         assert np.isfinite(array[first + block :]).all()
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@for_each("spec", SPECS)
 def test_finite_values_stay_finite(spec: str) -> None:
     codec = codecs.parse(spec)
     largest = np.finfo(np.float32).max
@@ -114,7 +114,7 @@ def test_finite_values_stay_finite(spec: str) -> None:
         assert np.isfinite(array).all()
 
 
-@pytest.mark.parametrize("spec", [case.spec for case in CASES if case.settled])
+@for_each("spec", [case.spec for case in CASES if case.settled])
 def test_encoding_again_changes_nothing(spec: str) -> None:
     codec = codecs.parse(spec)
     for values in (gradient(997), np.arange(65536, dtype=np.uint32).astype(np.uint16).view(np.float16)):
@@ -124,7 +124,7 @@ def test_encoding_again_changes_nothing(spec: str) -> None:
         np.testing.assert_array_equal(once, twice)
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.error is nothing], ids=lambda case: case.spec)
+@for_each("case", [case for case in CASES if case.error is nothing])
 def test_codecs_that_lose_nothing(case: Case) -> None:
     for dtype in DTYPES:
         array, _ = case.codec.decode(case.codec.encode(gradient(997, dtype)), 997, dtype)
@@ -139,7 +139,7 @@ def test_raw_copies_nothing() -> None:
     assert np.shares_memory(array, values)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "array",
     [np.zeros((2, 2), np.float32), np.zeros(3, np.int32), np.zeros(3, np.float16), np.zeros(3, ">f4")],
     ids=["matrix", "integers", "halves", "big-endian"],
@@ -149,7 +149,7 @@ def test_arrays_of_another_kind_are_refused(array: np.ndarray) -> None:
         codecs.bf16().encode(array)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "residual",
     [np.zeros(9, np.float32), np.zeros(10), np.zeros(20, np.float32)[::2], np.frombuffer(bytes(40), np.float32)],
     ids=["size", "dtype", "gaps", "read-only"],

@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from tests.codecs.cases import BACKENDS, DTYPES, FEEDBACK, SIZES, gradient
+from tests.tables import for_each
 from zmqps import codecs
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("spec", FEEDBACK)
+@for_each("backend", BACKENDS)
+@for_each("dtype", DTYPES)
+@for_each("spec", FEEDBACK)
 def test_the_residual_is_exactly_what_the_receiver_does_not_get(spec: str, dtype: str, backend) -> None:
     codec = codecs.parse(spec)
     for size in SIZES:
@@ -24,8 +25,8 @@ def test_the_residual_is_exactly_what_the_receiver_does_not_get(spec: str, dtype
         assert np.array_equal(residual, wanted - sent)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("spec", FEEDBACK)
+@for_each("dtype", DTYPES)
+@for_each("spec", FEEDBACK)
 def test_what_was_sent_and_the_residual_add_up_to_what_was_given(spec: str, dtype: str) -> None:
     codec = codecs.parse(spec)
     size, steps = 331, 60
@@ -59,8 +60,8 @@ def test_signs_of_one_magnitude_are_sent_without_a_rest(spec: str, signs: list[b
     assert not residual.any()
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("spec", FEEDBACK)
+@for_each("backend", BACKENDS)
+@for_each("spec", FEEDBACK)
 def test_each_codec_is_a_contraction(spec: str, backend) -> None:
     codec = codecs.parse(spec)
     for seed in range(20):
@@ -81,8 +82,8 @@ def test_a_bit_more_halves_the_error_of_normal_values() -> None:
     assert errors == pytest.approx([0.3634, 0.12], abs=0.01)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("dtype", DTYPES)
+@for_each("backend", BACKENDS)
+@for_each("dtype", DTYPES)
 def test_topk_sends_the_largest_and_of_equal_ones_the_first(dtype: str, backend) -> None:
     rng = np.random.default_rng(2)
     for trial in range(200):

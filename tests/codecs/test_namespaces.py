@@ -7,13 +7,14 @@ import pytest
 
 from tests.codecs.cases import CHECKABLE, DTYPES, EDGES, PORTABLE, SIZES, gradient
 from tests.devices import NewDevice, on_device, on_every_device, on_host
+from tests.tables import for_each
 from zmqps import codecs
 from zmqps.errors import ProtocolError
 
 
 @on_every_device
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("spec", PORTABLE)
+@for_each("dtype", DTYPES)
+@for_each("spec", PORTABLE)
 def test_a_device_writes_the_bytes_of_the_processor_and_reads_them(
     spec: str, dtype: str, new_device: NewDevice
 ) -> None:
@@ -43,8 +44,8 @@ def test_a_codec_says_for_itself_whether_its_bits_are_the_same_everywhere() -> N
         type("Mine", (type(codecs.bf16()),), {"name": "mine"})
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("spec", CHECKABLE)
+@for_each("dtype", DTYPES)
+@for_each("spec", CHECKABLE)
 def test_a_check_accepts_what_decoding_accepts(spec: str, dtype: str) -> None:
     codec = codecs.parse(spec)
     for size in SIZES:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from tests.codecs.cases import FOR_VALUES, SPECS
 from tests.imports import ROOT
+from tests.tables import for_each
 from zmqps import codecs
 from zmqps.codecs import registry
 from zmqps.codecs.registry import MAX_SPEC_CHARS
@@ -44,17 +45,17 @@ def test_a_codec_is_read_back_from_its_text(codec: codecs.Codec) -> None:
     assert codecs.parse(codec.spec) == codec
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@for_each("spec", SPECS)
 def test_a_text_is_written_back_as_it_was(spec: str) -> None:
     assert codecs.parse(spec).spec == spec
 
 
-@pytest.mark.parametrize("name", codecs.CODECS)
+@for_each("name", codecs.CODECS)
 def test_a_name_alone_is_the_codec_with_its_defaults(name: str) -> None:
     assert codecs.parse(name) == getattr(codecs, name)()
 
 
-@pytest.mark.parametrize(
+@for_each(
     "text",
     [
         *("", "gzip", "RAW", " raw", "raw ", "raw:", "raw:x=1", "int8:", "int8:block", "int8:block=", "int8:block=15"),
@@ -86,7 +87,7 @@ def test_any_text_is_a_codec_or_an_error(text: str) -> None:
         pass
 
 
-@pytest.mark.parametrize(
+@for_each(
     "call",
     [
         lambda: codecs.int8(block=15),
@@ -214,8 +215,8 @@ def test_a_package_cannot_take_the_name_of_a_codec_of_ours() -> None:
 
 
 @pytest.mark.usefixtures("package")
-@pytest.mark.parametrize(
-    ("name", "text"),
+@for_each(
+    "name, text",
     [
         ("no_codec", "entry point 'no_codec' of group 'zmqps.codecs' is 3; let it name a complete subclass of"),
         ("unfinished", "is a codec named None; give both the same name"),
@@ -230,9 +231,7 @@ def test_what_a_package_declares_must_be_a_codec(name: str, text: str) -> None:
             codecs.parse(name)
 
 
-@pytest.mark.parametrize(
-    "name", ["antigravity", "this", "os.path", "zmqps.codecs.raw:Raw", "tests.victim:main", "../x"]
-)
+@for_each("name", ["antigravity", "this", "os.path", "zmqps.codecs.raw:Raw", "tests.victim:main", "../x"])
 def test_a_name_from_outside_imports_nothing(name: str) -> None:
     registry.installed()  # which imports what it reads metadata with
     before = set(sys.modules)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from tests.codecs.cases import BACKENDS, CASES, DTYPES, Case, gradient
+from tests.tables import for_each
 from zmqps import codecs
 
 
@@ -34,7 +35,7 @@ def test_an_error_is_within_its_bound(case: Case, data: st.DataObject, dtype: st
     assert (error <= case.error(values.astype(np.float64))).all()
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.error is not None], ids=lambda case: case.spec)
+@for_each("case", [case for case in CASES if case.error is not None])
 def test_what_is_beyond_the_largest_becomes_it(case: Case) -> None:
     values = np.array([2.0, -2.0, 1e6, -1e6], np.float64) * case.largest
     with np.errstate(over="ignore"):
@@ -45,10 +46,9 @@ def test_what_is_beyond_the_largest_becomes_it(case: Case) -> None:
     assert (error <= case.error(expected)).all()
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(
-    ("value", "rounded"),
+@for_each("backend", BACKENDS)
+@for_each(
+    "value, rounded",
     [
         (1.0 + 2.0**-8, 1.0),  # ties go to the even one
         (1.0 + 3 * 2.0**-8, 1.0 + 2.0**-6),
@@ -62,20 +62,20 @@ def test_what_is_beyond_the_largest_becomes_it(case: Case) -> None:
         (-0.0, -0.0),
     ],
 )
-def test_bf16_of_one_value(value: float, rounded: float, dtype: str, backend) -> None:
-    got = round_trip(codecs.bf16(), np.full(9, value, dtype), backend=backend)
-    np.testing.assert_array_equal(got, np.full(9, rounded, "float32").astype(dtype))
+def test_bf16_of_one_value(value: float, rounded: float, backend) -> None:
+    got = round_trip(codecs.bf16(), np.full(9, value, "float32"), backend=backend)
+    np.testing.assert_array_equal(got, np.full(9, rounded, "float32"))
     assert (np.signbit(got) == np.signbit(rounded)).all()
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("payload", [0x7F800001, 0xFF800001, 0x7FFFFFFF, 0x7FC00000, 0xFFFFFFFF])
+@for_each("backend", BACKENDS)
+@for_each("payload", [0x7F800001, 0xFF800001, 0x7FFFFFFF, 0x7FC00000, 0xFFFFFFFF])
 def test_bf16_keeps_every_nan_a_nan(payload: int, backend) -> None:
     values = np.full(9, payload, np.uint32).view(np.float32)
     assert np.isnan(round_trip(codecs.bf16(), values, backend=backend)).all()
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@for_each("backend", BACKENDS)
 def test_fp16_is_numpys_except_that_the_finite_stays_finite(backend) -> None:
     rng = np.random.default_rng(1)
     values = rng.integers(0, 1 << 32, 100_000, np.uint32).view(np.float32)
@@ -88,7 +88,7 @@ def test_fp16_is_numpys_except_that_the_finite_stays_finite(backend) -> None:
     np.testing.assert_array_equal(round_trip(codecs.fp16(), values, backend=backend), expected)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@for_each("backend", BACKENDS)
 def test_every_half_survives_fp16(backend) -> None:
     with np.errstate(invalid="ignore"):
         values = np.arange(65536).astype(np.uint16).view(np.float16).astype(np.float32)
@@ -117,8 +117,8 @@ def test_a_block_too_small_to_scale_becomes_zero() -> None:
     assert round_trip(codecs.int8(block=16), values).tolist() == [0.0] * 16 + [1.0] * 16
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("codec", [codecs.bf16(), codecs.fp16()])
+@for_each("backend", BACKENDS)
+@for_each("codec", [codecs.bf16(), codecs.fp16()])
 def test_the_sign_of_zero_and_what_is_subnormal_survive_as_far_as_there_are_bits(codec, backend) -> None:
     smallest = {"bf16": 2.0**-133, "fp16": 2.0**-24}[codec.name]  # each one's smallest subnormal
     values = np.array([0.0, -0.0, smallest, -smallest, 3 * smallest, smallest / 4, -smallest / 4], np.float32)
@@ -128,8 +128,8 @@ def test_the_sign_of_zero_and_what_is_subnormal_survive_as_far_as_there_are_bits
     assert np.signbit(got).tolist() == np.signbit(expected).tolist()
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("value", [0.0, -0.0, 1e-45, -3.0, 65504.0, 3e38])
+@for_each("backend", BACKENDS)
+@for_each("value", [0.0, -0.0, 1e-45, -3.0, 65504.0, 3e38])
 def test_one_value_alone_is_as_good_as_in_a_crowd(value: float, backend) -> None:
     alone = np.array([value], np.float32)
     for codec in (codecs.bf16(), codecs.fp16(), codecs.int8(), codecs.int8(stochastic=True)):

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import strategies as st
 
 from tests.codecs.cases import BACKENDS, DTYPES, SPECS, gradient
+from tests.tables import for_each
 from zmqps import codecs
 from zmqps.errors import ProtocolError
 
@@ -86,9 +87,9 @@ def sparse(indices: list[int], count: int | None = None) -> bytes:
     return np.uint32(count).tobytes() + np.array(indices, np.uint32).tobytes() + values.tobytes()
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize(
-    ("blob", "reason"),
+@for_each("backend", BACKENDS)
+@for_each(
+    "blob, reason",
     [
         (sparse([3, 3]), "do not ascend"),
         (sparse([4, 3]), "do not ascend"),
@@ -106,7 +107,7 @@ def test_topk_refuses_indices_that_cannot_be(blob: bytes, reason: str, backend) 
         codecs.topk(fraction=0.01).decode(blob, 1000, "float32", backend=backend)
 
 
-@pytest.mark.parametrize("spec", ["onebit", "twobit"])
+@for_each("spec", ["onebit", "twobit"])
 def test_bits_behind_the_last_value_are_refused(spec: str) -> None:
     codec = codecs.parse(spec)
     blob = codec.encode(np.ones(5, np.float32))
@@ -115,7 +116,7 @@ def test_bits_behind_the_last_value_are_refused(spec: str) -> None:
         codec.decode(blob, 5, "float32")
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@for_each("backend", BACKENDS)
 def test_int8_refuses_the_code_that_no_encoder_writes(backend) -> None:
     blob = codecs.int8().encode(np.ones(5, np.float32))
     blob[-1] = 0x80

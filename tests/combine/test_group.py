@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import pytest
-
+from tests.tables import for_each
 from zmqps.combine.events import (
     CloseConnection,
     ConnectionEnded,
@@ -225,7 +224,7 @@ def test_after_the_job_has_gone_back_values_are_read_again() -> None:
     assert group.say(1, Want(0)) == [FetchValues(2, 1, 0)]
 
 
-@pytest.mark.parametrize("message", [Done(0), Alone(reads=True)])
+@for_each("message", [Done(0), Alone(reads=True)])
 def test_a_member_that_says_what_only_leaders_say_is_dropped(message: HostMessage) -> None:
     group = Group(2)
     assert CloseConnection(2) in group.say(2, message)

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.tables import for_each
 from zmqps.combine import memory
 from zmqps.combine.memory import Layout, MappedModels, SharedModel, average, counts_of, runs
 from zmqps.core.job.spec import Parameter
@@ -21,7 +22,7 @@ PARAMETERS = (
 )
 
 
-@pytest.mark.parametrize(("buffers", "numbers"), [(False, [0, 2, 3]), (True, [0, 1, 2, 3])])
+@for_each("buffers, numbers", [(False, [0, 2, 3]), (True, [0, 1, 2, 3])])
 def test_what_one_process_writes_another_reads(buffers: bool, numbers: list[int]) -> None:
     layout, arenas = Layout(PARAMETERS, buffers=buffers), Arenas()
     model = SharedModel(layout, arenas)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.tables import for_each
 from zmqps.combine.messages import (
     KINDS,
     MAX_NBYTES,
@@ -33,7 +34,7 @@ SOME: list[HostMessage] = [
 ]
 
 
-@pytest.mark.parametrize("message", SOME, ids=lambda message: type(message).__name__)
+@for_each("message", SOME)
 def test_what_was_written_is_read(message: HostMessage) -> None:
     assert decode(encode(message)) == message
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 
-import pytest
-
 from tests.deploy.commands import DEPLOY, exec_start, lists, parse, settings, zmqps_arguments
 from tests.imports import ROOT
+from tests.tables import for_each
 from zmqps.cli.main import cli
 
 MANIFESTS = sorted(DEPLOY.glob("kubernetes/*.yaml"))
@@ -26,7 +25,7 @@ def commands(path) -> list[list[str]]:
     return [found for words in lists(path) if (found := zmqps_arguments(words)) is not None]
 
 
-@pytest.mark.parametrize("path", [*MANIFESTS, COMPOSE], ids=lambda path: path.name)
+@for_each("path", [*MANIFESTS, COMPOSE])
 def test_commands_and_options_of_manifests_exist(path) -> None:
     found = commands(path)
     assert {words[0] for words in found} == RUNS[path.name]
@@ -34,7 +33,7 @@ def test_commands_and_options_of_manifests_exist(path) -> None:
         parse(words)
 
 
-@pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
+@for_each("path", UNITS)
 def test_commands_and_options_of_units_exist(path) -> None:
     program, *words = exec_start(path)
     assert program == "/opt/zmqps/bin/zmqps"
@@ -50,7 +49,7 @@ def test_variables_of_the_environment_file_are_options() -> None:
     assert found - known == set()
 
 
-@pytest.mark.parametrize("path", [*MANIFESTS, COMPOSE], ids=lambda path: path.name)
+@for_each("path", [*MANIFESTS, COMPOSE])
 def test_everybody_goes_where_the_coordinator_listens(path) -> None:
     text = path.read_text()
     assert set(re.findall(r"tcp://[^\s\"]+:(\d+)", text)) <= {"5570"}

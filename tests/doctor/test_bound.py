@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.doctor.hosts import A, B, C, findings, rates, texts
+from tests.tables import for_each
 from zmqps.doctor.bound import bound, judge, traffic
 from zmqps.doctor.facts import Host, Model
 
@@ -18,8 +19,8 @@ def placed(*numbers: tuple[int, int]) -> list[Host]:
     return [Host(name=f"host-{'abcdefgh'[i]}", servers=s, workers=w) for i, (s, w) in enumerate(numbers)]
 
 
-@pytest.mark.parametrize(
-    ("numbers", "expected"),
+@for_each(
+    "numbers, expected",
     [
         ([(1, 0), (1, 0), (0, 1), (0, 1), (0, 1), (0, 1)], [200, 200, 100, 100, 100, 100]),  # nM/k and M
         ([(1, 0), (0, 4)], [400, 400]),  # workers share a wire

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.doctor.hosts import A, B, findings, texts, well
+from tests.tables import for_each
 from zmqps.doctor import host
 from zmqps.doctor.code import judge
 from zmqps.doctor.facts import Code, CodeFacts, Host
@@ -33,8 +34,8 @@ def test_hosts_that_have_all_of_it_are_well() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("there", "row"),
+@for_each(
+    "there, row",
     [
         (
             {"problem": "No such file or directory", "script": ""},

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.doctor.hosts import A, B, well
+from tests.tables import for_each
 from zmqps.doctor import examine as examination
 from zmqps.doctor.examine import Wanted, addresses_of, examine
 from zmqps.doctor.facts import Findings, Host, Interface, Reach
@@ -63,8 +64,8 @@ def test_what_is_wrong_on_one_host_is_found_and_one_that_cannot_be_asked_keeps_n
     assert findings.problems == {"127.0.0.3": "Permission denied."}
 
 
-@pytest.mark.parametrize(
-    ("host", "reached_at", "address"),
+@for_each(
+    "host, reached_at, address",
     [
         (A, "", "host-a"),
         (A, "10.0.0.9", "10.0.0.9"),

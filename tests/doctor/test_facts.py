@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.doctor.hosts import well
+from tests.tables import for_each
 from zmqps.doctor.facts import HostFacts, Reach, read
 from zmqps.errors import ProtocolError
 
@@ -26,7 +27,7 @@ def test_what_a_host_calls_itself_is_shown_as_text() -> None:
     assert len(facts.hostname) < 600
 
 
-@pytest.mark.parametrize(
+@for_each(
     "changes",
     [{"cores": "8"}, {"cores": True}, {"gpus": [1]}, {"names": {"a": "b"}}, {"more": 1}, {"interfaces": [1]}],
 )

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.pace import allow
+from tests.tables import for_each
 from zmqps import keys
 from zmqps.doctor import host
 from zmqps.errors import DeviceError
@@ -58,7 +59,7 @@ def test_two_copies_of_other_files_have_other_hashes() -> None:
     assert host.source_hash() == host.source_hash()
 
 
-@pytest.mark.parametrize(("towards", "address"), [("127.0.0.1", "127.0.0.1"), ("x" * 300, "")])
+@for_each("towards, address", [("127.0.0.1", "127.0.0.1"), ("x" * 300, "")])
 def test_the_way_to_another_host_tells_ones_own_address(towards: str, address: str) -> None:
     assert host.local_address_towards(towards) == address
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from tests.doctor.hosts import A, B, C, findings, texts, well
+from tests.tables import for_each
 from zmqps.doctor.facts import Host, KeyFile
 from zmqps.doctor.keyfiles import OF_NODES, judge
 from zmqps.doctor.rows import Row
@@ -21,8 +20,8 @@ def rows(*files: KeyFile) -> list[str]:
     return texts(judge(findings((HERE, B), facts=facts, keys="keys")))
 
 
-@pytest.mark.parametrize(
-    ("files", "row"),
+@for_each(
+    "files, row",
     [
         ((FOLDER, KEY), "host-a | keys | good | 1 file in keys, which others cannot use"),
         (
@@ -53,7 +52,7 @@ def test_the_advice_is_a_command() -> None:
     assert [row.advice for row in found] == ["chmod 700 keys", "chmod 600 keys/cluster.key"]
 
 
-@pytest.mark.parametrize(("keys", "verdict"), [("", "warning"), ("keys", "wrong")])
+@for_each("keys, verdict", [("", "warning"), ("keys", "wrong")])
 def test_a_libzmq_that_cannot_encrypt_is_wrong_where_there_are_keys(keys: str, verdict: str) -> None:
     row = next(iter(judge(findings((B,), facts={"host-b": well(2, encrypts=False)}, keys=keys))))
     assert (row.check, row.verdict) == ("encryption", verdict)
@@ -85,8 +84,8 @@ def test_copies_that_are_whole_and_the_same_are_good_and_workers_need_none() -> 
     assert judged({COORDINATOR: copy(), SERVER: copy(), WORKER: []}) == []
 
 
-@pytest.mark.parametrize(
-    ("copies", "row", "advice"),
+@for_each(
+    "copies, row, advice",
     [
         ({COORDINATOR: copy(), SERVER: [], WORKER: []}, "host-b | keys | wrong | no keys", TO_B),
         ({replace(WORKER, login=""): [], SERVER: []}, "host-c | keys | wrong | no keys", "zmqps keys create keys"),

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from tests.doctor.hosts import A, B, C, findings, reach, texts, well
+from tests.tables import for_each
 from zmqps.doctor.facts import Host, Port
 from zmqps.doctor.network import is_loopback, judge, named
 
@@ -23,8 +22,8 @@ def test_names_that_resolve_everywhere_are_one_row() -> None:
     assert names(THERE, THERE) == ["all hosts | names | good | every host can resolve host-a and host-b"]
 
 
-@pytest.mark.parametrize(
-    ("of_b", "row"),
+@for_each(
+    "of_b, row",
     [
         ({**THERE, "host-a": []}, "host-b | names | wrong | cannot resolve host-a"),
         ({**THERE, "host-a": ["127.0.0.1"]},
@@ -61,8 +60,8 @@ def test_a_port_that_is_taken_is_wrong_and_its_owner_named() -> None:
     assert texts(judge(findings(ports=ports)))[1:] == ["host-a | port 5570 | wrong | is in use by python (pid 7)"]
 
 
-@pytest.mark.parametrize(
-    ("problem", "found", "advice"),
+@for_each(
+    "problem, found, advice",
     [
         ("refused", "is refused by 10.0.0.2", "a firewall rejects it"),
         ("silent", "gets no answer of 10.0.0.2", "a firewall drops it: open 5570 there"),
@@ -96,16 +95,16 @@ def test_where_only_workers_run_nothing_has_to_be_reached() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("ports", "text"),
+@for_each(
+    "ports, text",
     [([0], "any free port"), ([5570, 0], "5570 and any free port"), ([3, 1, 2, 7], "1–3 and 7"), ([], "")],
 )
 def test_ports_in_words(ports: list[int], text: str) -> None:
     assert named(ports) == text
 
 
-@pytest.mark.parametrize(
-    ("address", "expected"),
+@for_each(
+    "address, expected",
     [("127.0.1.1", True), ("::1", True), ("localhost", True), ("10.0.0.1", False), ("host-a", False), ("", False)],
 )
 def test_loopback_is_known(address: str, expected: bool) -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from tests.doctor.hosts import A, findings, texts, well
+from tests.tables import for_each
 from zmqps.doctor.facts import Clock, Host, Interface, Model
 from zmqps.doctor.resources import judge, needed_nbytes
 
@@ -31,8 +30,8 @@ def test_a_host_that_is_well_has_good_rows_only() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("host", "changes", "row"),
+@for_each(
+    "host, changes, row",
     [
         (BUSY, {"cores": 4}, "cores | warning | 4 cores, 0.1 busy, for 1 server and 4 workers"),
         (A, {"load": 6.2}, "cores | warning | 8 cores, 6.2 busy"),
@@ -59,8 +58,8 @@ def test_memory_counts_what_the_nodes_of_the_host_hold() -> None:
     assert needed == 3 * 50 * (1 << 20) + 2 * 4 * 100 * (1 << 20) + 5 * 150 * (1 << 20)
 
 
-@pytest.mark.parametrize(
-    ("interfaces", "row"),
+@for_each(
+    "interfaces, row",
     [
         ({"eth0": (["10.0.0.1"], True)}, "wrong | no eth1 with an address"),
         ({"eth1": (["10.0.1.1"], False)}, "wrong | eth1 is down"),
@@ -76,8 +75,8 @@ def test_an_interface_that_was_named_is_looked_at(interfaces: dict[str, tuple[li
     assert f"host-a | interface | {row}" in texts(judge(findings((replace(A, interface="eth1"),), facts=facts)))
 
 
-@pytest.mark.parametrize(
-    ("login", "problem", "advice"),
+@for_each(
+    "login, problem, advice",
     [
         ("me@host-a", "/usr/bin/python: No module named zmqps", "--python"),
         ("me@host-a", "Error: No such command 'doctor'.", "same zmqps"),

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from tests.doctor.hosts import findings, reach, texts
+from tests.tables import for_each
 from zmqps.core.coordinator.watching.status import MAX_COUNTER_TEXT_CHARS
 from zmqps.doctor.facts import Cluster, Reach
 from zmqps.doctor.running import endpoints, judge
@@ -49,8 +48,8 @@ def test_only_what_listens_on_tcp_is_knocked_at() -> None:
     assert list(endpoints(cluster)) == [("coordinator", "tcp://10.0.0.1:5570"), ("server 0", "tcp://10.0.0.1:7")]
 
 
-@pytest.mark.parametrize(
-    ("members", "status", "row"),
+@for_each(
+    "members, status, row",
     [
         ([SERVER, WORKER], {"waiting": ["waiting for 1 of 2 servers"]},
          "coordinator | waiting | warning | waiting for 1 of 2 servers"),

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.doctor.hosts import VERSIONS, A, B, C, findings, texts, well
+from tests.tables import for_each
 from zmqps.doctor.versions import judge
 
 
@@ -21,8 +20,8 @@ def test_what_is_the_same_everywhere_is_one_row() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("name", "version", "row"),
+@for_each(
+    "name, version, row",
     [
         ("zmqps", "0.2.0", "host-c | zmqps | wrong | 0.2.0 on host-c; 0.1.0 on host-a and host-b"),
         ("protocol", "4", "host-c | protocol | wrong | 4 on host-c; 3 on host-a and host-b"),

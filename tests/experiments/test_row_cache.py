@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from experiments import row_cache
+from tests.tables import for_each
 
 
-@pytest.mark.parametrize("exponent", [0.8, 1.3])
+@for_each("exponent", [0.8, 1.3])
 def test_ids_follow_zipfs_law(exponent: float) -> None:
     size = 200_000
     _, counts = np.unique(row_cache.zipf(exponent, size, np.random.default_rng(0)), return_counts=True)

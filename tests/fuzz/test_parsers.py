@@ -8,10 +8,11 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fuzz.parsers import PARSERS, mutated
+from tests.tables import for_each
 
 #: What reading a few kB takes; seconds of this process, however busy the machine is.
 MOST_NBYTES, MOST_S = 32 << 20, 4.0
@@ -34,16 +35,15 @@ def feed(name: str, data: bytes) -> object:
             assert time.process_time() - began < MOST_S
 
 
-@pytest.mark.parametrize("name", PARSERS)
+@for_each("name", PARSERS)
 def test_what_is_accepted_is_read(name: str, tmp_path: Path) -> None:
     for number, data in enumerate(PARSERS[name].good()):
-        place = tmp_path / str(number)
-        place.mkdir()
+        place = tmp_path / name / str(number)
+        place.mkdir(parents=True)
         PARSERS[name].feed(data, place)
 
 
 @pytest.mark.parametrize("name", PARSERS)
-@settings(max_examples=60)
 @given(data=st.data())
 def test_whatever_stands_there_is_read_or_refused_with_a_typed_error(name: str, data: st.DataObject) -> None:
     feed(name, data.draw(mutated(PARSERS[name].good())))

@@ -12,6 +12,7 @@ import pytest
 
 from tests.devices import NewDevice, on_device, on_every_device, on_host
 from tests.simulator.host_device import HostDevice
+from tests.tables import for_each
 from zmqps import LocalCluster
 from zmqps.errors import ConfigurationError, DeviceError, DeviceMemoryError
 from zmqps.gpu.device import MemoryInfo, open_device, parse
@@ -19,15 +20,15 @@ from zmqps.gpu.staging import DeviceMemory, Streams
 from zmqps.nodes import server
 
 
-@pytest.mark.parametrize(
-    ("text", "spec"),
+@for_each(
+    "text, spec",
     [("cpu", "cpu"), ("auto", "auto"), ("cuda", "cuda:0"), ("cuda:0", "cuda:0"), ("cuda:07", "cuda:7")],
 )
 def test_a_device_has_one_full_name(text: str, spec: str) -> None:
     assert parse(text) == spec
 
 
-@pytest.mark.parametrize("text", ["", "gpu", "cuda:", "cuda:-1", "cuda:x", "cuda:1000", "cuda:²", "cpu:0", None, 1])
+@for_each("text", ["", "gpu", "cuda:", "cuda:-1", "cuda:x", "cuda:1000", "cuda:²", "cpu:0", None, 1])
 def test_what_is_no_device_is_refused_with_what_is_one(text: Any) -> None:
     with pytest.raises(ConfigurationError, match="write cpu, cuda, cuda:1 or auto"):
         parse(text)

@@ -13,6 +13,7 @@ from tests.codecs.cases import PORTABLE
 from tests.devices import NewDevice, on_device, on_every_device
 from tests.producers import Tensor
 from tests.simulator.host_device import HostDevice
+from tests.tables import for_each
 from zmqps import codecs
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec, Parameter
@@ -65,7 +66,7 @@ class Bench:
 
 
 @on_every_device
-@pytest.mark.parametrize("codec", [spec for spec in PORTABLE if spec != "raw"])
+@for_each("codec", [spec for spec in PORTABLE if spec != "raw"])
 def test_blobs_are_those_of_this_host_step_after_step(codec: str, new_device: NewDevice) -> None:
     bench, seeds = Bench(new_device()), count(1)
     for step in range(3):
@@ -108,7 +109,7 @@ def test_arrays_of_this_host_are_taken_along() -> None:
 
 
 @on_every_device
-@pytest.mark.parametrize("value", [np.nan, np.inf])
+@for_each("value", [np.nan, np.inf])
 def test_what_is_not_finite_is_named_and_not_taken_in(value: float, new_device: NewDevice) -> None:
     bench = Bench(new_device())
     arrays = bench.gradients(0)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.devices import NewDevice, on_device, on_every_device_and_as_written, on_host
+from tests.tables import for_each
 from zmqps.gpu import kernels
 from zmqps.gpu.device import Device, open_device
 
@@ -117,8 +118,8 @@ def test_of_whole_arrays_the_size_is_said_and_none_is_nothing_to_do(cupy: Record
     assert (grid, size) == ((5, 1, 1), 1200)
 
 
-@pytest.mark.parametrize(
-    ("array", "said"),
+@for_each(
+    "array, said",
     [
         (np.ones(8, np.float64), "x is not an array of float32 without gaps"),
         (np.ones(16, np.float32)[::2], "x is not an array of float32 without gaps"),
@@ -134,7 +135,7 @@ def test_an_array_that_would_be_read_wrongly_is_refused(array: np.ndarray, said:
 
 
 @on_every_device_and_as_written
-@pytest.mark.parametrize("size", [1, 255, 256, 257, 100_000])
+@for_each("size", [1, 255, 256, 257, 100_000])
 def test_every_element_is_computed_and_none_beside_them(size: int, new_device: NewDevice) -> None:
     device = new_device()
     if not device.compiles:

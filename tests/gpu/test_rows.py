@@ -17,6 +17,7 @@ from tests.modes import MODES
 from tests.optim.test_rows import ROW_SPECS
 from tests.simulator.disk import Disk
 from tests.simulator.host_device import HostDevice
+from tests.tables import for_each
 from zmqps import initial, optim
 from zmqps.checkpoint import open_checkpoint
 from zmqps.core.job.keyspace import KeySpace, Placement
@@ -115,8 +116,8 @@ class Pair:
 
 
 @on_every_device_and_as_written
-@pytest.mark.parametrize("step_counts", ["rows", "table"])
-@pytest.mark.parametrize("name", ROW_SPECS)
+@for_each("step_counts", ["rows", "table"])
+@for_each("name", ROW_SPECS)
 def test_every_rule_does_the_same(name: str, step_counts: str, new_device: NewDevice) -> None:
     pair = Pair(new_device(), ROW_SPECS[name], step_counts=step_counts)
     for step in range(4):
@@ -136,10 +137,9 @@ def test_rows_make_up_for_the_decay_they_have_missed(new_device: NewDevice) -> N
 
 
 @on_every_device_and_as_written
-@pytest.mark.parametrize(
+@for_each(
     "begin",
     [Initial("zeros"), Initial("constant", 0.5), Initial("uniform", -1.0, 1.0, 5), Initial("truncated_normal", 0, 1)],
-    ids=lambda one: one.kind,
 )
 def test_rows_begin_with_the_same(begin: Initial, new_device: NewDevice) -> None:
     pair = Pair(new_device(), optim.sgd(0.1), initial=begin.to_wire())
@@ -189,7 +189,7 @@ def test_rows_expire_and_are_admitted(new_device: NewDevice) -> None:
 
 
 @on_every_device_and_as_written
-@pytest.mark.parametrize("name", ["adam", "rowwise_adagrad", "sgd"])
+@for_each("name", ["adam", "rowwise_adagrad", "sgd"])
 def test_a_snapshot_has_rows_as_they_were_and_they_go_on_elsewhere(name: str, new_device: NewDevice) -> None:
     pair = Pair(new_device(), ROW_SPECS[name])
     for _ in range(3):

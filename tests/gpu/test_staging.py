@@ -15,6 +15,7 @@ from tests.core.server.test_machine import Server
 from tests.devices import NewDevice, on_every_device
 from tests.simulator import AsyncTraining, Faults, Simulation
 from tests.simulator.host_device import HostDevice
+from tests.tables import for_each
 from zmqps.codecs import parse
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec, Parameter
@@ -119,7 +120,7 @@ def test_pushes_of_whole_slices_and_of_some_parameters_change_the_same(new_devic
 
 
 @on_every_device
-@pytest.mark.parametrize("retain", [0, 2])
+@for_each("retain", [0, 2])
 def test_synchronous_steps_change_the_same_and_old_versions_stay(new_device: NewDevice, retain: int) -> None:
     pair = Pair(new_device(), job(mode="sync", retain=retain))
     indices = range(len(pair.host.slices))
@@ -291,8 +292,8 @@ def test_a_device_that_is_just_large_enough_trains_without_more() -> None:
 
 
 @on_every_device
-@pytest.mark.parametrize("checked", [True, False])
-@pytest.mark.parametrize("spec", LOSSY)
+@for_each("checked", [True, False])
+@for_each("spec", LOSSY)
 def test_gradients_in_a_codec_change_the_same(spec: str, checked: bool, new_device: NewDevice) -> None:
     pair, codec = Pair(new_device(), job()), parse(spec)
     for indices in ([0], [1], [0, 1, 2], [len(pair.host.slices) - 1]):
@@ -321,8 +322,8 @@ def test_a_blob_may_hold_some_parameters_of_a_slice(new_device: NewDevice) -> No
 
 
 @on_every_device
-@pytest.mark.parametrize("blob", [b"", b"\1" * 20, b"\x80" * 500, b"\1" * 500])
-@pytest.mark.parametrize("spec", ["bf16", "int8"])
+@for_each("blob", [b"", b"\1" * 20, b"\x80" * 500, b"\1" * 500])
+@for_each("spec", ["bf16", "int8"])
 def test_a_bad_blob_is_refused_before_anything_changes(spec: str, blob: bytes, new_device: NewDevice) -> None:
     pair = Pair(new_device(), job())
     for shard in pair.shards:
@@ -332,7 +333,7 @@ def test_a_bad_blob_is_refused_before_anything_changes(spec: str, blob: bytes, n
 
 
 @on_every_device
-@pytest.mark.parametrize("spec", [spec for spec in FOR_VALUES if spec in LOSSY and parse(spec).portable])
+@for_each("spec", [spec for spec in FOR_VALUES if spec in LOSSY and parse(spec).portable])
 def test_values_in_a_codec_are_the_same_bytes(spec: str, new_device: NewDevice) -> None:
     pair, codec = Pair(new_device(), job()), parse(spec)
     parts = [(index, 0, ()) for index in range(len(pair.host.slices))]
@@ -362,7 +363,7 @@ class Counting(HostDevice):
         super().copy_out(source, target, stream)
 
 
-@pytest.mark.parametrize("spec", ["bf16", "int8:block=32", "topk:fraction=0.1"])
+@for_each("spec", ["bf16", "int8:block=32", "topk:fraction=0.1"])
 def test_the_smaller_form_crosses_the_bus(spec: str) -> None:
     pair, codec = Pair(device := Counting(), job()), parse(spec)
     state, before = pair.host.slices[0], device.inbound_nbytes
@@ -486,7 +487,7 @@ class OnDevices(AsyncTraining):
         return make_shard(CONFIG, job, placement, index, room, streams=Streams(HostDevice()))
 
 
-@pytest.mark.parametrize("seed", range(6))
+@for_each("seed", range(6))
 def test_whatever_the_network_does_no_push_is_lost_or_counts_twice(seed: int) -> None:
     faults = Faults(delay=0.005, loss=0.002, duplication=0.05, reordering=0.05)
     training = OnDevices(steps=4, parameters=4, size=32, lives=6)

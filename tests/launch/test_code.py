@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.tables import for_each
 from zmqps import keys
 from zmqps.errors import ConfigurationError
 from zmqps.launch.code import Code, code_of, rsync_missing, script_of
@@ -182,8 +183,8 @@ def test_what_lies_below_this_directory_lies_below_theirs(project: Path) -> None
     assert code_of(script, project / "deep", "/there").there == str(project / "part")
 
 
-@pytest.mark.parametrize(
-    ("code", "said", "missing"),
+@for_each(
+    "code, said, missing",
     [
         (127, "sh: 1: rsync: not found", "rsync on far"),
         (12, "bash: line 1: rsync: command not found\nrsync error: …", "rsync on far"),

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
+from tests.tables import for_each
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.launch.config import ClusterConfig
 from zmqps.nodes.checkpoints import CheckpointConfig
 
 
-@pytest.mark.parametrize(
-    ("options", "checkpoints", "outlives"),
+@for_each(
+    "options, checkpoints, outlives",
     [
         ({}, {}, False),
         ({"replicas": 1}, {}, True),

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.pace import allow
+from tests.tables import for_each
 from zmqps.errors import ConfigurationError
 from zmqps.launch.far import (
     check_name,
@@ -28,13 +29,13 @@ def test_a_file_is_read_again_from_its_text(tmp_path: Path) -> None:
     assert unpack(pack(tmp_path / "file")) == content
 
 
-@pytest.mark.parametrize("text", ["no base64!", "QQ=", "QQ==\n"])
+@for_each("text", ["no base64!", "QQ=", "QQ==\n"])
 def test_a_part_that_is_damaged_is_refused(text: str) -> None:
     with pytest.raises(ConfigurationError, match="is no content of a file"):
         unpack(text)
 
 
-@pytest.mark.parametrize("line", [b"", b"Last login: today\n", b"[1]\n", b"7\n", b"\xff\n", b"[" * 100_000])
+@for_each("line", [b"", b"Last login: today\n", b"[1]\n", b"7\n", b"\xff\n", b"[" * 100_000])
 def test_a_line_that_is_no_message_is_refused(line: bytes) -> None:
     with pytest.raises(ConfigurationError, match="is no message of zmqps launch"):
         decode(line)

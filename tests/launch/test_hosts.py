@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.tables import for_each
 from zmqps.errors import ConfigurationError
 from zmqps.launch.hosts import Host, read_hostfile, read_hosts, spread
 
@@ -27,8 +28,8 @@ def test_a_hostfile_is_read_with_its_comments_users_ports_and_interfaces() -> No
     ]
 
 
-@pytest.mark.parametrize(
-    ("text", "hosts"),
+@for_each(
+    "text, hosts",
     [
         ("a:4,b:2", [Host(name="a", slots=4), Host(name="b", slots=2)]),
         ("me@a, b ", [Host(name="a", user="me"), Host(name="b")]),
@@ -40,8 +41,8 @@ def test_a_list_of_hosts_is_read(text: str, hosts: list[Host]) -> None:
     assert read_hosts(text) == hosts
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
+@for_each(
+    "text, says",
     [
         ("", "names no host"),
         ("a slots=x", "'slots=x'; slots is a whole number"),
@@ -66,7 +67,7 @@ def test_a_line_that_cannot_be_used_is_refused_with_what_to_write(text: str, say
     assert says in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["", ",", "a:b", "a:1:2", "::1", "a:-1"])
+@for_each("text", ["", ",", "a:b", "a:1:2", "::1", "a:-1"])
 def test_a_list_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(ConfigurationError, match="-H"):
         read_hosts(text)
@@ -88,7 +89,7 @@ PLANS = [
 ]
 
 
-@pytest.mark.parametrize(("hosts", "servers", "workers", "plan"), PLANS)
+@for_each("hosts, servers, workers, plan", PLANS)
 def test_roles_are_spread(hosts: str, servers: int | None, workers: int | None, plan: list[tuple[int, int]]) -> None:
     places = spread(read_hostfile(hosts) if " " in hosts else read_hosts(hosts), servers, workers)
     assert [(len(place.servers), len(place.workers)) for place in places] == plan
@@ -101,8 +102,8 @@ def test_the_coordinator_goes_where_it_is_asked_for_or_to_the_first_host() -> No
     assert all(place.is_used for place in places)
 
 
-@pytest.mark.parametrize(
-    ("hosts", "servers", "workers", "says"),
+@for_each(
+    "hosts, servers, workers, says",
     [
         ("a:2,b:2", 1, 5, "5 workers do not fit: the hosts have room for 4; raise slots="),
         ("a servers=2 workers=1", 1, None, "--servers 1 does not fit servers=2 of the hosts"),

@@ -6,12 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.tables import for_each
 from zmqps.errors import ConfigurationError
 from zmqps.launch.ranks import num_workers, roles
 
 
-@pytest.mark.parametrize(
-    ("size", "servers", "apart", "plan"),
+@for_each(
+    "size, servers, apart, plan",
     [
         (1, 1, False, [(1, 1)]),
         (4, 2, False, [(1, 1), (0, 1), (1, 1), (0, 1)]),  # with two tasks a host, each host has a server
@@ -25,8 +26,8 @@ def test_servers_are_spread_evenly(size: int, servers: int, apart: bool, plan: l
     assert [role.coordinator for role in found] == [True] + [False] * (size - 1)
 
 
-@pytest.mark.parametrize(
-    ("size", "servers", "tasks", "plan"),
+@for_each(
+    "size, servers, tasks, plan",
     [
         (4, 2, 2, [(1, 0), (1, 0), (0, 1), (0, 1)]),
         (3, 4, 2, [(2, 0), (2, 0), (0, 1)]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.tables import for_each
 from zmqps.core.protocol.endpoints import is_loopback
 from zmqps.errors import ConfigurationError
 from zmqps.launch.reach import own_address, route_towards, undecided
@@ -11,8 +12,8 @@ from zmqps.launch.reach import own_address, route_towards, undecided
 BY_SSH = {"SSH_CONNECTION": "10.0.0.1 40312 10.0.0.7 22"}
 
 
-@pytest.mark.parametrize(
-    ("address", "interface", "is_local", "found"),
+@for_each(
+    "address, interface, is_local, found",
     [
         ("127.0.0.9", "", False, "127.0.0.9"),
         ("", "lo", False, "127.0.0.1"),
@@ -32,8 +33,8 @@ def test_a_shell_that_does_not_say_how_it_came_in_leaves_the_name() -> None:
         own_address("", "", "no.such.host.invalid", is_local=False, environment={})
 
 
-@pytest.mark.parametrize(
-    ("addresses", "names", "towards"),
+@for_each(
+    "addresses, names, towards",
     [
         ({"here": "", "b": "10.0.0.7"}, ["here"], "10.0.0.7"),
         ({"a": "127.0.1.1", "b": "10.0.0.7"}, ["a"], "10.0.0.7"),  # the launcher's host by its name, on Debian

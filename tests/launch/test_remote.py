@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.pace import allow
+from tests.tables import for_each
 from zmqps.core.protocol import exits
 from zmqps.errors import ProgramMissingError, UnusableHostError
 from zmqps.launch.far import GREETING
@@ -52,8 +53,8 @@ def lost_worker(host: RemoteHost) -> Coroutine[Any, Any, tuple[int, str]]:
     return work()
 
 
-@pytest.mark.parametrize(
-    ("script", "says"),
+@for_each(
+    "script, says",
     [
         ("echo 'Permission denied' >&2; exit 255", ("Permission denied", LOGIN)),
         ("echo 'no identity: No such file or directory' >&2; echo Denied >&2; exit 255", ("Denied", LOGIN)),
@@ -97,8 +98,8 @@ def test_what_a_login_script_says_is_heard_and_passed_over() -> None:
     assert with_agent(HELLO + READY + "sleep 1000", work) == ("10.0.0.7", ["Welcome!"])
 
 
-@pytest.mark.parametrize(
-    ("script", "says"),
+@for_each(
+    "script, says",
     [
         ("read x; exit 3", "the connection to far has ended"),
         ("sleep 1000", "nothing was heard from far for 1 s"),

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import zmqps
+from tests.tables import for_each
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.protocol.security.keys import process_of
 from zmqps.keys import Keys, create
@@ -55,7 +56,7 @@ def test_a_process_is_named_by_whoever_is_in_its_group_alone() -> None:
     assert launched_process({}) == b""
 
 
-@pytest.mark.parametrize("text", ["", "x", TOKEN.hex()[1:], f"{TOKEN.hex()}:", f"{TOKEN.hex()}:-1", TOKEN.hex() + "\n"])
+@for_each("text", ["", "x", TOKEN.hex()[1:], f"{TOKEN.hex()}:", f"{TOKEN.hex()}:-1", TOKEN.hex() + "\n"])
 def test_what_is_no_token_names_no_process(text: str) -> None:
     assert launched_process({PROCESS: text}) == b""
 

@@ -6,6 +6,7 @@ import signal
 
 import pytest
 
+from tests.tables import for_each
 from zmqps.client.lives import Life, find_life
 from zmqps.core.protocol import exits
 from zmqps.launch.processes import worker_environment
@@ -21,14 +22,14 @@ def test_a_worker_is_started_again_so_often_and_its_pauses_grow() -> None:
     assert lives.what_follows(1) == "it does not start again: it was restarted 9 times, as often as it may"
 
 
-@pytest.mark.parametrize("code", [exits.USAGE, 126, 127])
+@for_each("code", [exits.USAGE, 126, 127])
 def test_what_would_fail_again_is_not_started_again(code: int) -> None:
     lives = Restarts(3)
     assert not lives.may_follow(code)
     assert lives.what_follows(code) == f"it does not start again: exit code {code} says that this would be no use"
 
 
-@pytest.mark.parametrize("code", [exits.OK, exits.DRAINED])
+@for_each("code", [exits.OK, exits.DRAINED])
 def test_who_has_ended_in_order_is_not_started_again(code: int) -> None:
     lives = Restarts(3)
     assert not failed(code)
@@ -36,7 +37,7 @@ def test_who_has_ended_in_order_is_not_started_again(code: int) -> None:
     assert lives.what_follows(code) == ""
 
 
-@pytest.mark.parametrize("code", [1, 9, 143, -signal.SIGKILL, -signal.SIGTERM])
+@for_each("code", [1, 9, 143, -signal.SIGKILL, -signal.SIGTERM])
 def test_what_follows_a_failure_is_said(code: int) -> None:
     lives = Restarts(2)
     assert lives.what_follows(code) == "it starts again in 0.5 s: restart 1 of 2"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.tables import for_each
 from zmqps.errors import ConfigurationError
 from zmqps.launch.hosts import Host
 from zmqps.launch.ssh import Shell
@@ -35,7 +36,7 @@ def test_this_host_needs_no_ssh_and_another_python_finds_its_own_package() -> No
     )
 
 
-@pytest.mark.parametrize("silence", [1.0, 3.5, 20.0, 90.0, 1e9])
+@for_each("silence", [1.0, 3.5, 20.0, 90.0, 1e9])
 def test_ssh_gives_up_a_silent_host_after_the_silence_that_is_allowed_and_not_before(silence: float) -> None:
     options = dict(word.split("=") for word in Shell(silence=silence).reach(HOST) if word.startswith("ServerAlive"))
     count, interval = int(options["ServerAliveCountMax"]), int(options["ServerAliveInterval"])
@@ -56,7 +57,7 @@ def test_a_folder_is_copied_by_the_same_ssh() -> None:
     assert Shell().copy(Host(name="fd00::7"), Path("/a"), "/b")[-1] == "[fd00::7]:/b/"
 
 
-@pytest.mark.parametrize("ssh", ["", "'", "  "])
+@for_each("ssh", ["", "'", "  "])
 def test_a_shell_that_is_no_command_is_refused(ssh: str) -> None:
     with pytest.raises(ConfigurationError, match="--ssh"):
         Shell(ssh).agent(HOST)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.tables import for_each
 from zmqps.errors import DeadlineError
 from zmqps.logs.handler import VARIABLE, About, NodeFormatter, NodeHandler, under_a_supervisor
 from zmqps.logs.lines import Entry, read_entry
@@ -184,7 +185,7 @@ def test_a_workers_warnings_reach_its_supervisor_with_their_level() -> None:
     assert entry.fields == {"job": "digits"}
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
+@for_each("when", ["before", "after"])
 def test_a_script_that_says_how_to_log_is_left_alone(when: str) -> None:
     assert said(**{when: "logging.basicConfig()"}) == ["WARNING:zmqps.worker:waited for it"]
     own = "logging.getLogger('zmqps').addHandler(logging.StreamHandler())"

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 import pytest
 
 from tests.pace import allow
+from tests.tables import for_each
 from zmqps.cli.running.output import MAX_BACKLOG, LogFile, Painter, Terminal
 from zmqps.folder import Folder
 from zmqps.logs.handler import NodeFormatter, set_up_logging
@@ -148,7 +149,7 @@ def test_what_a_process_says_becomes_entries_of_its_own(tmp_path) -> None:
 NASTY = "a\nserver-0    | 2025-11-21 01:04:05.123 forged\rX\x1b]0;title\x07\x1b[2J\x9b2J\u202egnp[red]\u2028"
 
 
-@pytest.mark.parametrize("as_text", [False, True])
+@for_each("as_text", [False, True])
 def test_what_a_peer_says_is_one_line_of_printable_characters(as_text: bool) -> None:
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)

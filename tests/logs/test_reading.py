@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from tests.tables import for_each
 from zmqps.errors import ConfigurationError
 from zmqps.logs.lines import Entry
 from zmqps.logs.reading import Levels, Wanted, chosen, parse_since
@@ -57,8 +58,8 @@ def test_what_is_wanted_is_chosen_by_time_level_and_job() -> None:
     assert not has(Wanted(job="digits"))
 
 
-@pytest.mark.parametrize(
-    ("text", "ago"),
+@for_each(
+    "text, ago",
     [
         ("5m", timedelta(minutes=5)),
         ("90s", timedelta(seconds=90)),
@@ -83,7 +84,7 @@ def test_since_takes_dates_and_times_of_day() -> None:
     assert parse_since("99999999w", now).year == 1
 
 
-@pytest.mark.parametrize("text", ["", "5", "m", "5 minutes", "yesterday", "25:00", "2025-13-01", "-5m"])
+@for_each("text", ["", "5", "m", "5 minutes", "yesterday", "25:00", "2025-13-01", "-5m"])
 def test_a_time_that_is_none_is_refused_with_what_to_write(text: str) -> None:
     with pytest.raises(ConfigurationError, match="5m"):
         parse_since(text, AT)

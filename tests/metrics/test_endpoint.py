@@ -21,6 +21,7 @@ from tests.pace import allow
 
 pytest.importorskip("prometheus_client")
 
+from tests.tables import for_each
 from zmqps.core.node.measured import Measurements
 from zmqps.errors import AddressInUseError, ConfigurationError, DeadlineError
 from zmqps.metrics import endpoint, text
@@ -134,7 +135,7 @@ def test_strangers_that_ask_slowly_shut_no_scraper_out_and_the_oldest_is_hung_up
         assert slow[-1].recv(15).startswith(b"HTTP/1.1 403"), "it did not say whom it means"
 
 
-@pytest.mark.parametrize(
+@for_each(
     "said",
     [
         b"GET /metrics HTTP/1.0\r\nHost: localhost\r\nHost: localhost\r\n\r\n",

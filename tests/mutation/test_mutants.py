@@ -10,6 +10,7 @@ from tests.mutation import run
 from tests.mutation.listed import Equivalent
 from tests.mutation.mutants import Mutant, mutants
 from tests.mutation.run import files_for, modules, named, sample, shuffled
+from tests.tables import for_each
 
 BODY = "def f(a, b, x):\n    {}\n"
 
@@ -20,8 +21,8 @@ def changed(statement: str) -> set[str]:
     return {mutant.changed(source)[1] for mutant in mutants("m.py", source)}
 
 
-@pytest.mark.parametrize(
-    ("statement", "expected"),
+@for_each(
+    "statement, expected",
     [
         ("return a < b", {"return (a <= b)", "return None"}),
         ("return a + b", {"return (a - b)", "return None"}),
@@ -43,7 +44,7 @@ def test_a_statement_is_changed_in_each_way_it_can_be(statement: str, expected: 
     assert changed(statement) == expected
 
 
-@pytest.mark.parametrize(
+@for_each(
     "statement",
     [
         "'''A docstring with 1 < 2.'''",

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import pytest
 
 from tests.net.system.test_addresses import needs_ipv6
+from tests.tables import for_each
 from zmqps.net.connections import Address, address_of, origin_of
 
 
@@ -27,7 +28,7 @@ def accepted(family: int, host: str, target: str = "", source: str = "") -> Iter
             yield connection
 
 
-@pytest.mark.parametrize(("host", "source"), [("127.0.0.1", ""), ("127.0.0.2", ""), ("127.0.0.1", "127.0.0.3")])
+@for_each("host, source", [("127.0.0.1", ""), ("127.0.0.2", ""), ("127.0.0.1", "127.0.0.3")])
 def test_what_comes_over_loopback_comes_from_this_host(host: str, source: str) -> None:
     with accepted(socket.AF_INET, host, source=source) as connection:
         assert origin_of(connection.fileno()) == ""

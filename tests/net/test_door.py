@@ -25,6 +25,7 @@ from tests.attack.raw import NULL, RawPeer, connect, frame, message
 from tests.net.cluster import Cluster, running
 from tests.net.test_zeromq import ANYWHERE, HELLO, PATIENCE, End, with_ends
 from tests.pace import allow, stretch
+from tests.tables import for_each
 from zmqps.core.protocol.events import COORDINATOR
 from zmqps.core.protocol.limits import MAX_BACKLOG_NBYTES
 from zmqps.core.protocol.messages import Pull
@@ -107,7 +108,7 @@ def half_a_frame() -> Iterator[bytes]:
     yield from (bytes(MIB) for _ in range(63))
 
 
-@pytest.mark.parametrize("what", [empty_frames, unended_message, half_a_frame])
+@for_each("what", [empty_frames, unended_message, half_a_frame])
 def test_what_a_stranger_sends_beyond_a_hello_is_thrown_away_and_others_train_on(
     what: Callable[[], Iterator[bytes]],
 ) -> None:

@@ -14,6 +14,7 @@ import pytest
 from tests.core.machines import hello
 from tests.logged import logged
 from tests.pace import allow
+from tests.tables import for_each
 from zmqps.core.protocol import exits
 from zmqps.core.protocol.events import (
     COORDINATOR,
@@ -199,7 +200,7 @@ def test_what_comes_is_decoded_or_handed_over_as_undecodable() -> None:
     assert driver.counters == {"undecodable": 1}
 
 
-@pytest.mark.parametrize("wrong", [b"\xc1", b"\x91\xcc\xff", bytes(MAX_HEADER_NBYTES + 1)])
+@for_each("wrong", [b"\xc1", b"\x91\xcc\xff", bytes(MAX_HEADER_NBYTES + 1)])
 def test_frames_that_cannot_be_decoded_are_free_when_the_machine_is_done_with_them(wrong: bytes) -> None:
     frame = bytearray(wrong)
     failed: list[BufferError] = []
@@ -519,9 +520,7 @@ def test_a_payload_that_cannot_be_had_is_answered_by_its_error(caplog: pytest.Lo
     assert "the device has gone" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("message", "origin"), [(hello("worker"), "the host of x"), (EndJob(1, "a"), "the host of x"), (Left(), "")]
-)
+@for_each("message, origin", [(hello("worker"), "the host of x"), (EndJob(1, "a"), "the host of x"), (Left(), "")])
 def test_the_transport_says_where_a_stranger_comes_from_that_introduces_itself(message: Message, origin: str) -> None:
     machine = FakeMachine(lambda event: [Exit(0, "seen")])
     drive(machine, lambda driver, transport: transport.receive(*encode(message), peer=b"x"))

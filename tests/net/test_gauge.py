@@ -9,6 +9,7 @@ import pytest
 import zmq
 
 from tests.pace import allow, stretch
+from tests.tables import for_each
 from zmqps.errors import AddressInUseError, DeadlineError
 from zmqps.net import gauge
 from zmqps.net.gauge import Receiver, library, send
@@ -25,7 +26,7 @@ def measured(
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("encrypted", [False, True])
+@for_each("encrypted", [False, True])
 def test_bytes_arrive_and_are_counted(encrypted: bool) -> None:
     if encrypted and not library()[1]:
         pytest.skip("libzmq without CURVE")

@@ -18,6 +18,7 @@ from tests.net.cluster import PATIENCE, running
 from tests.net.proxy import Proxy
 from tests.optim.specs import SPECS as OPTIMIZERS
 from tests.reference import Reference, odd_parameters
+from tests.tables import for_each
 from zmqps import codecs
 
 #: Large enough that slices travel as frames without a copy.
@@ -81,8 +82,8 @@ def train(transport: str, optimizer: str) -> None:
     assert proxy.num_pieces > 100
 
 
-@pytest.mark.parametrize(
-    ("transport", "optimizer"),
+@for_each(
+    "transport, optimizer",
     [("tcp", "adam"), ("ipc", "momentum"), ("shm", "sgd"), ("shm", "adamw")],
 )
 def test_every_codec_comes_through_every_transport(transport: str, optimizer: str) -> None:

@@ -17,6 +17,7 @@ import zmq
 
 from tests.net.system.test_addresses import needs_ipv6
 from tests.pace import allow
+from tests.tables import for_each
 from zmqps.core.protocol.messages import Hello
 from zmqps.core.protocol.security.proof import MARK, NONCE_NBYTES, ProofInitiator, door_word
 from zmqps.errors import AddressInUseError, ConfigurationError, PeerLostError, ProtocolError, UnresolvedNameError
@@ -184,7 +185,7 @@ def test_what_is_no_handshake_or_half_of_one_changes_nothing() -> None:
         talk(head, tail, rounds=50)
 
 
-@pytest.mark.parametrize(("nbytes", "closed"), [(MAX_FRAME_NBYTES, False), (MAX_FRAME_NBYTES + 1, True)])
+@for_each("nbytes, closed", [(MAX_FRAME_NBYTES, False), (MAX_FRAME_NBYTES + 1, True)])
 def test_a_stranger_may_announce_no_frame_beyond_the_limit(nbytes: int, closed: bool) -> None:
     plain = b"\xff\0\0\0\0\0\0\0\1\x7f\3\0" + b"PLAIN".ljust(20, b"\0") + bytes(32)
     with bound() as head, raw(head.endpoint) as connection:

@@ -16,6 +16,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from tests.pace import allow
+from tests.tables import for_each
 from zmqps.core.protocol.events import COORDINATOR, Connected, Disconnected, Reader, Unreachable
 from zmqps.errors import AddressInUseError, ConfigurationError
 from zmqps.net import zeromq
@@ -237,7 +238,7 @@ def test_a_busy_port_is_named_and_so_is_who_holds_it() -> None:
     with_ends(scenario, b"one", b"two")
 
 
-@pytest.mark.parametrize("endpoint", ["tcp://127.0.0.1", "tcp://203.0.113.77:0", "tcp://", "carrier-pigeon://x", ""])
+@for_each("endpoint", ["tcp://127.0.0.1", "tcp://203.0.113.77:0", "tcp://", "carrier-pigeon://x", ""])
 def test_an_endpoint_that_cannot_be_bound_is_a_configuration_error(endpoint: str) -> None:
     async def scenario(server: End) -> None:
         with pytest.raises(ConfigurationError, match="cannot bind"):

@@ -9,6 +9,7 @@ import pytest
 
 from tests.optim.specs import BY_SLOTS, SPECS, rule_of
 from tests.pace import allow
+from tests.tables import for_each
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec, Parameter
 from zmqps.errors import ConfigurationError, InternalError
@@ -26,9 +27,9 @@ def small_blocks(monkeypatch) -> None:
     monkeypatch.setattr(apply, "MIN_BLOCK_NBYTES", BLOCK_NBYTES)
 
 
-@pytest.mark.parametrize("backend", ["numpy", "numba"])
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("case", BY_SLOTS)
+@for_each("backend", ["numpy", "numba"])
+@for_each("dtype", ["float32", "float64"])
+@for_each("case", BY_SLOTS)
 def test_threads_give_the_bits_of_one(case: str, dtype: str, backend: str) -> None:
     rule = rule_of(SPECS[case])
     kernel, threads = make_kernel(rule, backend), ApplyThreads(3)
@@ -71,7 +72,7 @@ def test_one_thread_is_the_kernel_itself() -> None:
     assert ApplyThreads(1).over(kernel) is kernel
 
 
-@pytest.mark.parametrize("failing", [0, 1])
+@for_each("failing", [0, 1])
 def test_an_error_is_raised_when_no_thread_writes_any_more(failing: int) -> None:
     w = np.zeros(2 * BLOCK_NBYTES // 4, np.float32)
     other_may_end, ended = threading.Event(), []
@@ -109,7 +110,7 @@ def test_a_shard_with_apply_threads_holds_the_same_values() -> None:
     assert values[0] == values[1]
 
 
-@pytest.mark.parametrize("number", [0, -1, 65, 2.0, True, "2"])
+@for_each("number", [0, -1, 65, 2.0, True, "2"])
 def test_how_many_is_a_number_from_1(number) -> None:
     with pytest.raises(ConfigurationError, match="apply_threads must be a whole number from 1 to 64"):
         ServerConfig(coordinator="tcp://127.0.0.1:1", apply_threads=number)
@@ -129,7 +130,7 @@ class Whole:
         out += 10.0
 
 
-@pytest.mark.parametrize(("failing", "error"), [({0, 1}, MemoryError), ({0}, InternalError), ({1}, InternalError)])
+@for_each("failing, error", [({0, 1}, MemoryError), ({0}, InternalError), ({1}, InternalError)])
 def test_an_update_of_which_some_blocks_were_done_is_not_said_to_have_changed_nothing(failing, error) -> None:
     w = np.zeros(2 * BLOCK_NBYTES // 4, np.float32)
     w[-w.size // 2 :] = 1.0  # the second block

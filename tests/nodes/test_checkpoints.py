@@ -14,6 +14,7 @@ import pytest
 from tests.checkpoint.saved import OWNER
 from tests.core.machines import placement
 from tests.simulator.jobs.training import ReferenceRules
+from tests.tables import for_each
 from zmqps.checkpoint import open_checkpoint, storage_of
 from zmqps.core.job.keyspace import Placement
 from zmqps.core.job.spec import JobSpec, Parameter
@@ -31,8 +32,8 @@ from zmqps.nodes.restoring import numbers_of, restored, resumptions
 from zmqps.optim import OptimizerSpec, adam, sgd
 
 
-@pytest.mark.parametrize(
-    ("text", "found"),
+@for_each(
+    "text, found",
     [
         ("", (None, None)), ("5min", (300.0, None)), ("90s", (90.0, None)), ("1.5 h", (5400.0, None)),
         ("2sec", (2.0, None)), ("500steps", (None, 500)), ("1 step", (None, 1)), (" 3STEPS ", (None, 3)),
@@ -42,17 +43,13 @@ def test_a_cadence_is_of_time_or_of_steps(text: str, found: Any) -> None:
     assert cadence(text) == found
 
 
-@pytest.mark.parametrize(
-    "text", ["5", "min", "0steps", "1.5steps", "0s", "-3s", "5 minutes 3", "5days", "nans", "1e3s"]
-)
+@for_each("text", ["5", "min", "0steps", "1.5steps", "0s", "-3s", "5 minutes 3", "5days", "nans", "1e3s"])
 def test_what_is_none_is_refused_and_says_what_is(text: str) -> None:
     with pytest.raises(ConfigurationError, match="5min, 90s, 2h or 500steps"):
         cadence(text)
 
 
-@pytest.mark.parametrize(
-    "options", [{"every": "5min"}, {"directory": "d", "keep": 0}, {"directory": "d", "every": "x"}]
-)
+@for_each("options", [{"every": "5min"}, {"directory": "d", "keep": 0}, {"directory": "d", "every": "x"}])
 def test_a_configuration_that_cannot_work_is_refused(options: Any) -> None:
     with pytest.raises(ConfigurationError):
         CheckpointConfig(**options)
@@ -211,7 +208,7 @@ def test_what_is_published_says_what_jobs_begin_from(tmp_path: Path) -> None:
     assert resumptions(CheckpointConfig(), restored(CheckpointConfig())) == {}
 
 
-@pytest.mark.parametrize(
+@for_each(
     "rates",
     [0.5, [], [1.0], [0.0, 0.5], [2.0, 0.5], [1.5, 0.5], [1.0, float("nan")], [1.0, 10**400], [1.0, "x"], [1, True]],
 )

@@ -9,6 +9,7 @@ import socket
 
 import pytest
 
+from tests.tables import for_each
 from zmqps.errors import AddressInUseError, ConfigurationError, UnresolvedNameError
 from zmqps.nodes import listening
 from zmqps.nodes.listening import Place, other_addresses, resolved
@@ -44,8 +45,8 @@ def both(place: Place, towards: str = COORDINATOR) -> tuple[str, str]:
     return bound, place.advertises(bound.replace(":0", ":7777") if bound.endswith(":0") else bound, towards)
 
 
-@pytest.mark.parametrize(
-    ("place", "bound", "advertised"),
+@for_each(
+    "place, bound, advertised",
     [
         (Place(), "tcp://10.0.0.2:0", "tcp://10.0.0.2:7777"),
         (Place("tcp://10.1.0.2:5571"), "tcp://10.1.0.2:5571", "tcp://10.1.0.2:5571"),
@@ -92,7 +93,7 @@ def test_a_coordinator_on_all_addresses_tells_one_that_can_be_used_and_the_other
     assert other_addresses("ipc:///tmp/x", "ipc:///tmp/x") == []
 
 
-@pytest.mark.parametrize(
+@for_each(
     "place",
     [
         *(Place(advertise=text) for text in ("0.0.0.0", "*", "::", "host:0", "host:x", "a b", "tcp://", "http://host")),

@@ -13,6 +13,7 @@ import zmqps
 from tests.core.machines import job, placement
 from tests.inprocess import InProcessCluster
 from tests.modes import MODES
+from tests.tables import for_each
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.protocol.limits import MAX_BACKLOG_NBYTES
 from zmqps.core.server.admission import Room
@@ -84,7 +85,7 @@ def test_beside_its_values_a_large_shard_has_room_for_what_waits_to_be_sent() ->
         assert shard.dense.beside.limit == workers * MAX_BACKLOG_NBYTES
 
 
-@pytest.mark.parametrize(("options", "expected"), [({}, 3 * GRANT_NBYTES), ({"memory_nbytes": 1 << 20}, GRANT_NBYTES)])
+@for_each("options, expected", [({}, 3 * GRANT_NBYTES), ({"memory_nbytes": 1 << 20}, GRANT_NBYTES)])
 def test_servers_that_share_a_host_ask_for_each_other(options: dict[str, int], expected: int) -> None:
     spec, asked = job("w"), list[int]()
 

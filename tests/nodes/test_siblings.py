@@ -7,8 +7,7 @@ import os
 import socket
 from typing import cast
 
-import pytest
-
+from tests.tables import for_each
 from zmqps.core.protocol.events import Received
 from zmqps.core.protocol.messages import Exited
 from zmqps.net.driver import Driver
@@ -27,7 +26,7 @@ class Submitted:
         self.events.put_nowait(event)
 
 
-@pytest.mark.parametrize("is_read", [True, False], ids=["read", "unread"])
+@for_each("is_read", [True, False], ids=["read", "unread"])
 def test_a_parent_that_is_gone_is_not_there_whether_it_had_read_the_announcement_or_not(is_read: bool) -> None:
     async def work() -> bool:
         parent, child = socket.socketpair()

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+from tests.tables import for_each
 from zmqps.errors import OptimizerError
 from zmqps.optim import OptimizerSpec, linear_decay, linear_warmup, one_cycle, piecewise, polynomial_decay, sgd
 
@@ -26,8 +27,8 @@ def one_cycle_of_torch(step: int, peak: float, total: int, fraction: float, line
     raise AssertionError
 
 
-@pytest.mark.parametrize(
-    ("schedule", "formula"),
+@for_each(
+    "schedule, formula",
     [
         (linear_decay(2.0, decay_steps=30, end_value=0.5), lambda t: max(0.5, 2.0 - 1.5 * t / 30)),
         (linear_decay(0.5, decay_steps=30, end_value=2.0), lambda t: min(2.0, 0.5 + 1.5 * t / 30)),
@@ -39,7 +40,6 @@ def one_cycle_of_torch(step: int, peak: float, total: int, fraction: float, line
             lambda t: 0.4 * t if t < 5 else 2.0 * 3.0 ** (t >= 15),
         ),
     ],
-    ids=lambda value: getattr(value, "kind", ""),
 )
 def test_a_schedule_follows_its_formula(schedule, formula) -> None:
     np.testing.assert_allclose(
@@ -47,15 +47,15 @@ def test_a_schedule_follows_its_formula(schedule, formula) -> None:
     )
 
 
-@pytest.mark.parametrize("linear", [False, True])
-@pytest.mark.parametrize(("total", "fraction"), [(50, 0.3), (50, 0.25), (7, 0.5), (1000, 0.01)])
+@for_each("linear", [False, True])
+@for_each("total, fraction", [(50, 0.3), (50, 0.25), (7, 0.5), (1000, 0.01)])
 def test_one_cycle_is_that_of_torch(total: int, fraction: float, linear: bool) -> None:
     schedule = one_cycle(3.0, total_steps=total, warmup_fraction=fraction, linear=linear)
     expected = [one_cycle_of_torch(t, 3.0, total, fraction, linear) for t in range(total)]
     np.testing.assert_allclose([schedule(t) for t in range(total)], expected, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize(("total", "fraction"), [(2, 0.5), (3, 0.001), (10, 0.1)])
+@for_each("total, fraction", [(2, 0.5), (3, 0.001), (10, 0.1)])
 def test_a_cycle_too_short_to_rise_begins_about_its_peak(total: int, fraction: float) -> None:
     schedule = one_cycle(3.0, total_steps=total, warmup_fraction=fraction)
     rates = [schedule(t) for t in range(total + 5)]
@@ -63,11 +63,10 @@ def test_a_cycle_too_short_to_rise_begins_about_its_peak(total: int, fraction: f
     assert rates[total - 1] == rates[-1] == pytest.approx(3.0 / 25e4)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "schedule",
     [linear_decay(1.0, decay_steps=1), polynomial_decay(1.0, decay_steps=1, power=2.0), one_cycle(1.0, total_steps=2),
      piecewise(1.0, {1: 0.5})],
-    ids=lambda schedule: schedule.kind,
 )  # fmt: skip
 def test_a_schedule_goes_on_for_ever(schedule) -> None:
     assert 0.0 <= schedule(10**12) <= 1.0
@@ -80,8 +79,8 @@ def test_multipliers_are_equal_in_whatever_order_they_come_and_from_whatever_pee
     assert spec.to_wire()["learning_rate"]["multipliers"] == [[10, 0.5], [20, 0.1]]
 
 
-@pytest.mark.parametrize(
-    ("make", "text"),
+@for_each(
+    "make, text",
     [
         (lambda: linear_decay(0.1, decay_steps=0), "decay_steps must be a whole number at least 1"),
         (lambda: linear_decay(-0.1, decay_steps=3), "init_value must be a finite number at least 0"),

@@ -12,6 +12,7 @@ import pytest
 from tests.devices import NewDevice, on_device, on_every_device, on_host
 from tests.optim.specs import SPECS, rule_of
 from tests.optim.written import elementwise
+from tests.tables import for_each
 from zmqps.errors import OptimizerError
 from zmqps.gpu.device import Device
 from zmqps.optim import Rule, fused, make_kernel
@@ -34,8 +35,8 @@ def arrays(rule: Rule, dtype: str, size: int = 500) -> list[np.ndarray]:
 CALLING = ("sgd clipped", "rmsprop centered with momentum", "amsgrad", "ftrl with options", "lion")
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("case", CALLING)
+@for_each("dtype", ["float32", "float64"])
+@for_each("case", CALLING)
 def test_what_is_written_computes_the_bits_of_the_reference(case: str, dtype: str) -> None:
     rule = rule_of(SPECS[case])
     (w, g, *slots), (w2, _, *slots2) = arrays(rule, dtype), arrays(rule, dtype)
@@ -50,7 +51,7 @@ def test_what_is_written_computes_the_bits_of_the_reference(case: str, dtype: st
 
 
 @on_every_device
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@for_each("dtype", ["float32", "float64"])
 def test_kernels_of_a_device_compute_what_the_reference_does(dtype: str, new_device: NewDevice) -> None:
     device = new_device()
     device.use()
@@ -95,7 +96,7 @@ def with_equation(update: Callable[..., Any]) -> Rule:
     return Own(learning_rate=0.5)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "update",
     [
         lambda xp, w, g, a, b, rate: (w - 2 * g, b, a),
@@ -104,7 +105,7 @@ def with_equation(update: Callable[..., Any]) -> Rule:
     ],
     ids=["slots that change places", "a choice", "values that become slots"],
 )
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@for_each("dtype", ["float32", "float64"])
 def test_an_equation_of_somebodys_own_is_written_too(update: Callable[..., Any], dtype: str) -> None:
     rule = with_equation(update)
     (w, g, *slots), (w2, _, *slots2) = arrays(rule, dtype), arrays(rule, dtype)
@@ -117,8 +118,8 @@ def test_an_equation_of_somebodys_own_is_written_too(update: Callable[..., Any],
         np.testing.assert_array_equal(ours, theirs)
 
 
-@pytest.mark.parametrize(
-    ("update", "said"),
+@for_each(
+    "update, said",
     [
         (lambda xp, w, g, a, b, rate: (xp.cumsum(w), a, b), "xp.cumsum is not among sqrt"),
         (lambda xp, w, g, a, b, rate: (w if w > 0 else g, a, b), "choose by xp.where"),

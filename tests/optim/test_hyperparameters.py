@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.optim.written import elementwise
+from tests.tables import for_each
 from zmqps import optim
 from zmqps.errors import OptimizerError
 from zmqps.optim import Hyperparameters, OptimizerSpec, custom, group, linear_warmup, make_kernel
@@ -86,8 +87,8 @@ def test_a_model_may_have_a_group_for_each_of_many_parameters() -> None:
     assert numbers.terms(rate(0.5), [rate(float(i)) for i in range(2000)]) == [2001, None, *map(float, range(2000))]
 
 
-@pytest.mark.parametrize(
-    ("spec", "values", "groups", "says"),
+@for_each(
+    "spec, values, groups, says",
     [
         (optim.sgd(), rate(-1.0), None, "learning_rate must be"),
         (optim.sgd(), rate(float("nan")), None, "learning_rate must be"),
@@ -137,8 +138,8 @@ def test_rules_of_which_some_need_fewer_slots_share_those_of_the_others() -> Non
     assert spec.slots_of(["a.w"]) == (("v",), (0.0,))
 
 
-@pytest.mark.parametrize(
-    ("numbers", "says"),
+@for_each(
+    "numbers, says",
     [
         ({"b1": 0.9}, "sgd: group has no option 'b1'"),
         ({"weight": "x"}, "weight must be a finite number"),
@@ -191,8 +192,8 @@ def numbers_of(spec: OptimizerSpec, values: Mapping[str, float]) -> tuple[float,
 OTHER_CODE = ("sgd decays from the second step on", "momentum rests and goes on", "rmsprop rests and goes on")
 
 
-@pytest.mark.parametrize(
-    ("run", "backend"),
+@for_each(
+    "run, backend",
     [*((run, "numpy") for run in RUNS), *product(OTHER_CODE, ("numba", "device", "fused"))],
 )
 def test_a_kernel_with_set_numbers_computes_what_one_made_with_them_does(run: str, backend: str) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from tests.optim.specs import BY_SLOTS, SPECS, rule_of
 from tests.optim.written import elementwise
+from tests.tables import for_each
 from zmqps import optim
 from zmqps.core.server.dense.aggregate import mean_in_passes
 from zmqps.errors import OptimizerError
@@ -41,8 +42,8 @@ class State:
         )
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("case", BY_SLOTS)
+@for_each("dtype", DTYPES)
+@for_each("case", BY_SLOTS)
 def test_backends_agree_bit_for_bit_and_keep_the_dtype(case: str, dtype: str) -> None:
     rule = rule_of(SPECS[case])
     for size in (0, 1, 2, 997, BLOCK[dtype] - 1, BLOCK[dtype], BLOCK[dtype] + 1):
@@ -54,11 +55,10 @@ def test_backends_agree_bit_for_bit_and_keep_the_dtype(case: str, dtype: str) ->
         assert {a.dtype for a in (reference.w, *reference.slots)} == {np.dtype(dtype)}
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("case", BY_SLOTS)
-def test_updating_in_two_pieces_is_updating_whole(case: str, dtype: str, backend: str) -> None:
-    rule = rule_of(SPECS[case])
+@for_each("backend", BACKENDS)
+@for_each("case", BY_SLOTS)
+def test_updating_in_two_pieces_is_updating_whole(case: str, backend: str) -> None:
+    rule, dtype = rule_of(SPECS[case]), "float32"
     size = BLOCK[dtype] + 101
     whole, pieces = State(rule, size, dtype), State(rule, size, dtype)
     kernel = make_kernel(rule, backend)
@@ -69,11 +69,10 @@ def test_updating_in_two_pieces_is_updating_whole(case: str, dtype: str, backend
     assert whole == pieces
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("case", BY_SLOTS)
-def test_updating_into_another_array_is_updating_in_place(case: str, dtype: str, backend: str) -> None:
-    rule = rule_of(SPECS[case])
+@for_each("backend", BACKENDS)
+@for_each("case", BY_SLOTS)
+def test_updating_into_another_array_is_updating_in_place(case: str, backend: str) -> None:
+    rule, dtype = rule_of(SPECS[case]), "float32"
     size = BLOCK[dtype] + 101
     inside, outside = State(rule, size, dtype), State(rule, size, dtype)
     kernel = make_kernel(rule, backend)
@@ -87,12 +86,11 @@ def test_updating_into_another_array_is_updating_in_place(case: str, dtype: str,
     assert inside == outside
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_gradient_may_be_unaligned(dtype: str, backend: str) -> None:
+@for_each("backend", BACKENDS)
+def test_a_gradient_may_be_unaligned(backend: str) -> None:
     rule = rule_of(SPECS["adam"])
-    aligned, unaligned = State(rule, 100, dtype), State(rule, 100, dtype)
-    unaligned.g = np.frombuffer(b"x" + aligned.g.tobytes(), dtype, offset=1)
+    aligned, unaligned = State(rule, 100, "float32"), State(rule, 100, "float32")
+    unaligned.g = np.frombuffer(b"x" + aligned.g.tobytes(), "float32", offset=1)
     assert not unaligned.g.flags.aligned
     for state in (aligned, unaligned):
         make_kernel(rule, backend)(state.w, state.g, state.w, state.slots, 1)
@@ -100,7 +98,7 @@ def test_a_gradient_may_be_unaligned(dtype: str, backend: str) -> None:
     assert all_finite(unaligned.g, backend)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@for_each("backend", BACKENDS)
 def test_a_frozen_rule_copies_the_values_and_leaves_the_slots(backend: str) -> None:
     (rule,), _ = optim.adam(groups=[optim.group("*", frozen=True)]).rules(["w"])
     state = State(rule, 10, "float32")
@@ -110,7 +108,7 @@ def test_a_frozen_rule_copies_the_values_and_leaves_the_slots(backend: str) -> N
     assert not any(slot.any() for slot in state.slots)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@for_each("backend", BACKENDS)
 def test_a_schedule_is_asked_for_the_number_of_updates_before(backend: str) -> None:
     kernel = make_kernel(rule_of(optim.sgd(optim.step_decay(1.0, every=1, factor=0.5))), backend)
     w, g = np.zeros(3), np.ones(3)
@@ -120,7 +118,7 @@ def test_a_schedule_is_asked_for_the_number_of_updates_before(backend: str) -> N
     assert w.tolist() == [-1.5] * 3
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@for_each("backend", BACKENDS)
 def test_infinities_pass_through_without_a_warning(backend: str) -> None:
     rule = rule_of(SPECS["adam"])
     state = State(rule, 4, "float32")
@@ -129,7 +127,7 @@ def test_infinities_pass_through_without_a_warning(backend: str) -> None:
     assert np.isnan(state.w[:3]).all()
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@for_each("backend", BACKENDS)
 def test_a_variance_that_rounds_below_zero_does_not_give_nan(backend: str) -> None:
     rule = rule_of(optim.rmsprop(centered=True, decay=0.5))
     state = State(rule, 1000, "float32")
@@ -138,8 +136,8 @@ def test_a_variance_that_rounds_below_zero_does_not_give_nan(backend: str) -> No
     assert np.isfinite(state.w).all()
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("dtype", DTYPES)
+@for_each("backend", BACKENDS)
+@for_each("dtype", DTYPES)
 def test_one_nan_or_infinity_is_found(backend: str, dtype: str) -> None:
     g = np.ones(BLOCK[dtype] + 7, dtype)
     g[1:7] = [
@@ -158,14 +156,14 @@ def test_one_nan_or_infinity_is_found(backend: str, dtype: str) -> None:
         assert not all_finite(one, backend), (bad, where)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("dtype", DTYPES)
+@for_each("backend", BACKENDS)
+@for_each("dtype", DTYPES)
 def test_nothing_at_all_is_finite(backend: str, dtype: str) -> None:
     assert all_finite(np.empty(0, dtype), backend)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("count", range(2, kernels.MOST_ADDED + 1))
+@for_each("dtype", DTYPES)
+@for_each("count", range(2, kernels.MOST_ADDED + 1))
 def test_the_compiled_mean_has_the_bits_of_the_one_in_passes(count: int, dtype: str) -> None:
     rng = np.random.default_rng(count)
     arrays = [np.float64(10) ** rng.integers(-9, 9, 1_003) * rng.standard_normal(1_003) for _ in range(count)]
@@ -176,8 +174,8 @@ def test_the_compiled_mean_has_the_bits_of_the_one_in_passes(count: int, dtype: 
     assert np.array_equal(expected, mean)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("where", [0, 500, -1])
+@for_each("dtype", DTYPES)
+@for_each("where", [0, 500, -1])
 def test_the_compiled_mean_says_where_a_sum_is_too_large(where: int, dtype: str) -> None:
     arrays = [np.ones(1_003, dtype) for _ in range(3)]
     for array in arrays[:2]:
@@ -186,9 +184,9 @@ def test_the_compiled_mean_says_where_a_sum_is_too_large(where: int, dtype: str)
     assert not mean_in_passes(arrays, 1 / 3, np.empty(1_003, dtype))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("count", [2, 3, 9])
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@for_each("backend", BACKENDS)
+@for_each("count", [2, 3, 9])
+@for_each("bad", [np.nan, np.inf])
 def test_a_servers_mean_is_that_of_numpy_beside_what_is_not_finite(bad: float, count: int, backend: Any) -> None:
     arrays = [np.random.default_rng(seed).standard_normal(99).astype(np.float32) for seed in range(count)]
     arrays[1][7] = bad
@@ -342,10 +340,10 @@ CLIPPED = {
 }
 
 
-@pytest.mark.parametrize("backend", ["numpy", "numba", "device"])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("case", CLIPPED)
-def test_a_scale_is_a_gradient_that_was_multiplied_before_all_else(case: str, dtype: str, backend: str) -> None:
+@for_each("backend", ["numpy", "numba", "device"])
+@for_each("case", CLIPPED)
+def test_a_scale_is_a_gradient_that_was_multiplied_before_all_else(case: str, backend: str) -> None:
+    dtype = "float32"
     rule = rule_of(CLIPPED[case])
     plain = replace(rule, clip_norm=None)
     scaled, multiplied = State(rule, 1000, dtype), State(rule, 1000, dtype)
@@ -358,8 +356,8 @@ def test_a_scale_is_a_gradient_that_was_multiplied_before_all_else(case: str, dt
     assert scaled == multiplied
 
 
-@pytest.mark.parametrize("backend", ["numpy", "numba", "device"])
-@pytest.mark.parametrize("case", BY_SLOTS)
+@for_each("backend", ["numpy", "numba", "device"])
+@for_each("case", BY_SLOTS)
 def test_a_learning_rate_that_was_set_takes_the_place_of_the_rules_own(case: str, backend: str) -> None:
     rule = rule_of(SPECS[case])
     other = replace(rule, learning_rate=0.07)

@@ -13,6 +13,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
+from tests.tables import for_each
 from zmqps import optim
 from zmqps.errors import OptimizerError
 from zmqps.optim import OptimizerSpec, Rule, flag, group, make_kernel, number, registry, rules
@@ -76,7 +77,7 @@ def test_a_registered_optimizer_runs_by_name() -> None:
             assert w.tolist() == [expected, -expected]
 
 
-@pytest.mark.parametrize("forward", [False, True])
+@for_each("forward", [False, True])
 def test_a_flag_that_is_on_by_default_can_be_off(forward: bool) -> None:
     sent = optim.custom("needy", limit=1.0, forward=forward)
     (rule,), _ = OptimizerSpec.from_wire(OptimizerSpec.from_wire(sent.to_wire()).to_wire()).rules(["w"])
@@ -90,8 +91,8 @@ def test_the_script_needs_no_optimizer_of_that_name_but_the_server_does() -> Non
         OptimizerSpec.from_wire(spec.to_wire())
 
 
-@pytest.mark.parametrize(
-    ("name", "hyper", "text"),
+@for_each(
+    "name, hyper, text",
     [
         ("sign_descent", {"sharpness": 0.0}, "sign_descent: sharpness must be a finite number above 0"),
         ("sign_descent", {"reverse": 1.0}, "sign_descent: reverse must be True or False"),
@@ -120,7 +121,7 @@ def test_every_builtin_has_a_module_and_is_exported_under_its_name() -> None:
     assert all(rule_class(name).name == name for name in modules)
 
 
-@pytest.mark.parametrize("name", registry.BUILTIN)
+@for_each("name", registry.BUILTIN)
 def test_the_docstring_of_a_builtin_describes_each_option_of_its_signature_once(name: str) -> None:
     cls = registry.BUILTIN[name]
     described = re.findall(r"^(\w+(?:, \w+)*) : ", cls.__doc__, re.MULTILINE)

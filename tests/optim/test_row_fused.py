@@ -12,6 +12,7 @@ from tests.optim.specs import rule_of
 from tests.optim.test_fused import SPECIAL
 from tests.optim.test_rows import ROW_SPECS, SOME
 from tests.optim.written import elementwise
+from tests.tables import for_each
 from zmqps.errors import OptimizerError
 from zmqps.optim import Rule, row_fused
 from zmqps.optim.device_rows import DeviceRowKernel
@@ -43,8 +44,8 @@ def test_a_rule_with_one_number_a_row_takes_three_kernels() -> None:
     assert "keep[k]" in made.update.body
 
 
-@pytest.mark.parametrize("counts", [False, True])
-@pytest.mark.parametrize("name", [name for name in SOME if not rule_of(ROW_SPECS[name]).row_slots])
+@for_each("counts", [False, True])
+@for_each("name", [name for name in SOME if not rule_of(ROW_SPECS[name]).row_slots])
 def test_what_is_special_is_computed_as_by_the_reference(name: str, counts: bool) -> None:
     """Of one chunk, by the kernel alone: NaN, infinities, and what is too small for other numbers."""
     rule = rule_of(ROW_SPECS[name])

@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from tests.tables import for_each
 from zmqps.errors import OptimizerError
 from zmqps.optim import (
     adam,
@@ -35,14 +36,14 @@ SCHEDULES = [
 ]
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda s: s.kind)
+@for_each("schedule", SCHEDULES)
 def test_every_rate_of_a_schedule_is_scaled(schedule) -> None:
     scaled = scale_linearly(schedule, 4)
     assert type(scaled) is type(schedule)
     assert [scaled(t) for t in range(50)] == pytest.approx([4 * schedule(t) for t in range(50)])
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda s: s.kind)
+@for_each("schedule", SCHEDULES)
 def test_a_warm_up_leads_from_the_rate_of_one_worker_to_that_of_all_and_then_to_the_schedule(schedule) -> None:
     scaled = scale_linearly(schedule, 4, warmup_steps=10)
     assert scaled(0) == pytest.approx(schedule(0))
@@ -80,8 +81,8 @@ def test_an_optimizer_keeps_everything_but_its_rates_and_those_of_its_groups() -
     assert warm == adam(linear_warmup(2e-3, warmup_steps=100, init_value=1e-3))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "options", "text"),
+@for_each(
+    "arguments, options, text",
     [
         ((sgd(0.1), 0), {}, "workers must be a whole number at least 1"),
         ((0.1, 2.5), {}, "workers must be a whole number"),

@@ -7,12 +7,13 @@ import math
 import numpy as np
 import pytest
 
+from tests.tables import for_each
 from zmqps.errors import OptimizerError
 from zmqps.optim import constant, cosine_decay, exponential_decay, linear_warmup, step_decay
 
 
-@pytest.mark.parametrize(
-    ("schedule", "formula"),
+@for_each(
+    "schedule, formula",
     [
         (constant(0.3), lambda t: 0.3),
         (step_decay(2.0, every=7), lambda t: 2.0 * 0.1 ** (t // 7)),
@@ -24,14 +25,13 @@ from zmqps.optim import constant, cosine_decay, exponential_decay, linear_warmup
             lambda t: 1.0 + t / 5 if t < 5 else 2.0 * 0.5 ** ((t - 5) // 4),
         ),
     ],
-    ids=lambda value: getattr(value, "kind", ""),
 )
 def test_a_schedule_follows_its_formula(schedule, formula) -> None:
     steps = range(50)
     np.testing.assert_allclose([schedule(t) for t in steps], [formula(t) for t in steps], rtol=1e-12)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "schedule",
     [
         step_decay(1.0, every=1),
@@ -39,7 +39,6 @@ def test_a_schedule_follows_its_formula(schedule, formula) -> None:
         cosine_decay(1.0, decay_steps=1),
         linear_warmup(1.0, warmup_steps=1),
     ],
-    ids=lambda schedule: schedule.kind,
 )
 def test_a_schedule_goes_on_for_ever(schedule) -> None:
     assert 0.0 <= schedule(10**12) <= 1.0
@@ -51,8 +50,8 @@ def test_schedules_compare_by_kind_and_numbers() -> None:
     assert len({constant(0.1), constant(0.1), constant(0.2)}) == 2
 
 
-@pytest.mark.parametrize(
-    ("make", "text"),
+@for_each(
+    "make, text",
     [
         (lambda: constant(-0.1), "constant: value must be a finite number at least 0"),
         (lambda: constant(math.nan), "not nan"),

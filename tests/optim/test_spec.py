@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.optim.specs import SPECS
+from tests.tables import for_each
 from zmqps import optim
 from zmqps.errors import OptimizerError
 from zmqps.optim import OptimizerSpec, group
@@ -102,8 +103,8 @@ def received(name: str, hyper: dict[str, object]) -> OptimizerSpec:
 # --- what a script may not say ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("make", "text"),
+@for_each(
+    "make, text",
     [
         (lambda: optim.adam(b1=1.0), "adam: b1 must be a finite number at least 0 and below 1, not 1.0"),
         (lambda: optim.adam(-1e-3), "learning_rate must be a finite number at least 0"),

@@ -5,9 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 
-import pytest
-
 from tests.page.asked import Asked, get, live, say, series, served
+from tests.tables import for_each
 from zmqps.errors import DeadlineError
 
 
@@ -24,7 +23,7 @@ def test_it_serves_the_document_and_what_there_is_to_see() -> None:
     assert [question.span for question in asked.questions[:2]] == [604800.0, 3600.0]
 
 
-@pytest.mark.parametrize("span", ["", "0", "301", "-300", "1e9", "٣٠٠", "9" * 4000, "300;"])
+@for_each("span", ["", "0", "301", "-300", "1e9", "٣٠٠", "9" * 4000, "300;"])
 def test_other_spans_are_refused_and_nobody_is_asked(span: str) -> None:
     from urllib.parse import quote
 
@@ -35,7 +34,7 @@ def test_other_spans_are_refused_and_nobody_is_asked(span: str) -> None:
     assert b"604800" in body
 
 
-@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
+@for_each("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
 def test_nothing_can_be_changed(method: str) -> None:
     with served(Asked(live())) as (port, _):
         for path in ("/", "/now.json", "/view.json"):

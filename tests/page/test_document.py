@@ -7,8 +7,7 @@ import hashlib
 import re
 from importlib.resources import files
 
-import pytest
-
+from tests.tables import for_each
 from zmqps.page.document import SCRIPTS, STYLES, read_document
 
 OWN = [name for name in (*SCRIPTS, *STYLES) if not name.startswith("uplot/")]
@@ -38,7 +37,7 @@ def test_it_loads_nothing_from_anywhere() -> None:
     assert [name for name in OWN if re.search(r"https?://|@import|url\(", source(name))] == []
 
 
-@pytest.mark.parametrize("name", [name for name in OWN if name.endswith(".js")])
+@for_each("name", [name for name in OWN if name.endswith(".js")])
 def test_what_others_have_chosen_cannot_become_markup_or_code(name: str) -> None:
     unsafe = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function|\.on[a-z]+ ?="
     assert re.search(unsafe, source(name)) is None

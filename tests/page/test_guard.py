@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.page.asked import Asked, connected, get, live, served
+from tests.tables import for_each
 from zmqps.page.guard import HEADERS
 
 TOKEN = "5f" * 32
@@ -41,7 +40,7 @@ def test_a_request_from_a_page_of_another_origin_is_refused() -> None:
             assert get(port, "/now.json", Host=host, Origin=bad)[0] == 403, bad
 
 
-@pytest.mark.parametrize(
+@for_each(
     "said",
     [
         b"GET /now.json HTTP/1.1\r\nHost: localhost\r\nHost: localhost\r\n\r\n",

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from tests.tables import for_each
 from zmqps.rows import cache as cache_module
 from zmqps.rows.cache import MOST_USES, Cache, Reservation
 
@@ -204,7 +204,7 @@ def test_a_call_as_large_as_the_cache_takes_what_is_free_and_a_part_more() -> No
     assert there(cache, range(1, 13)) == set(range(3, 13))
 
 
-@pytest.mark.parametrize("between", ["drop", "again", "evicted"])
+@for_each("between", ["drop", "again", "evicted"])
 def test_what_was_asked_for_before_a_change_does_not_come_to_be_read(between: str) -> None:
     cache = Cache(2, DIM)
     ids = np.array([7])

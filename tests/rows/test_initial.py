@@ -6,6 +6,7 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
+from tests.tables import for_each
 from zmqps.errors import ConfigurationError, ProtocolError
 from zmqps.rows import loops
 from zmqps.rows.hashing import seed_of
@@ -80,7 +81,7 @@ def test_it_travels():
     assert Initial.from_wire(initial.to_wire()) == initial
 
 
-@pytest.mark.parametrize(
+@for_each(
     "bad",
     [
         {"kind": "zeta"},
@@ -97,7 +98,7 @@ def test_what_no_row_can_begin_with_is_refused(bad):
         Initial(**bad)
 
 
-@pytest.mark.parametrize("wire", [None, [], {}, {"kind": "zeros"}, {"kind": 3, "a": 0.0, "b": 0.0, "seed": 0}])
+@for_each("wire", [None, [], {}, {"kind": "zeros"}, {"kind": 3, "a": 0.0, "b": 0.0, "seed": 0}])
 def test_a_malformed_map_is_refused(wire):
     with pytest.raises(ProtocolError):
         Initial.from_wire(wire)

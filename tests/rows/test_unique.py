@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.tables import for_each
 from zmqps.rows.hashing import NUM_BUCKETS, buckets_of
 from zmqps.rows.unique import different, group, merged, spread, summed
 
@@ -48,7 +49,7 @@ def test_an_id_may_be_repeated_a_million_times():
     assert summed(np.ones((ids.size, 1), np.float32), found.inverse, 1)[0].tolist() == [[1_000_000.0]]
 
 
-@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
+@for_each("wrong", [np.nan, np.inf, -np.inf])
 def test_sums_that_are_not_finite_are_found_as_they_are_made(wrong):
     grads, inverse = np.ones((4, 3), np.float32), np.array([0, 1, 0, 1])
     assert summed(grads, inverse, 2)[1]

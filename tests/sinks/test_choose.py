@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.tables import for_each
 from zmqps.errors import ConfigurationError
 from zmqps.sinks.choose import check_texts, open_sinks
 from zmqps.sinks.jsonl import JsonLines
@@ -44,13 +45,13 @@ def test_sinks_are_known_by_what_they_were_called_with(tmp_path: Path, module: A
         sink.close()
 
 
-@pytest.mark.parametrize("text", ["", "jsonl", "jsonl:", ":x", "tensorboard"])
+@for_each("text", ["", "jsonl", "jsonl:", ":x", "tensorboard"])
 def test_what_names_nothing_is_refused_before_anything_is_opened(text: str) -> None:
     with pytest.raises(ConfigurationError, match="names nothing: write jsonl:FILE"):
         check_texts([text])
 
 
-@pytest.mark.parametrize("text", ["no_such_module_at_all:make", "my_sinks:nothing", ".relative:make", "os:path"])
+@for_each("text", ["no_such_module_at_all:make", "my_sinks:nothing", ".relative:make", "os:path"])
 def test_what_is_not_to_be_found_is_named(text: str, module: ModuleType) -> None:
     with pytest.raises(ConfigurationError, match=f"--values {text}"):
         open_sinks([text])

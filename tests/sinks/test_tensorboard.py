@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.tables import for_each
 from zmqps.errors import ConfigurationError
 from zmqps.sinks.runs import MOST_RUNS
 from zmqps.sinks.tensorboard import TensorBoard, folder
@@ -103,8 +104,8 @@ def test_another_life_writes_beside_the_files_of_the_one_before(board: Any, tmp_
     assert sorted(step for _, step, _ in scalars(tmp_path / "j" / "worker-0")) == [0, 1]
 
 
-@pytest.mark.parametrize(
-    ("name", "start"),
+@for_each(
+    "name, start",
     [("resnet-50_b.1", "resnet-50_b.1"), ("../../etc", "_.._etc-"), ("..", "_-"), ("a b/c", "a_b_c-")],
 )
 def test_names_of_jobs_are_folders_below_and_nothing_else(name: str, start: str) -> None:

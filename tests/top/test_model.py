@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.tables import for_each
 from tests.top.views import job, member, series, training, waits
 from zmqps.top.columns import job_columns, node_columns
 from zmqps.top.model import Model, details, read
@@ -121,13 +121,13 @@ def shown(model: Model, width: int) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("width", [20, 46, 60, 80, 100, 200])
+@for_each("width", [20, 46, 60, 80, 100, 200])
 def test_no_row_is_wider_than_the_terminal_where_there_is_room_for_a_name(width: int) -> None:
     lines = shown(read(training(slow=0.21)), width)
     assert all(len(line) <= max(width, 33) for line in lines), lines
 
 
-@pytest.mark.parametrize("width", [60, 80, 120])
+@for_each("width", [60, 80, 120])
 def test_who_is_slow_is_seen_at_every_width(width: int) -> None:
     assert any("worker 2" in line and "slow: 310 ms" in line for line in shown(read(training(slow=0.21)), width))
 

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.tables import for_each
 from zmqps.errors import ConfigurationError
 from zmqps.web.place import WebPlace, url
 
 
-@pytest.mark.parametrize(
-    ("address", "found"),
+@for_each(
+    "address, found",
     [
         ("127.0.0.1:9570", ("127.0.0.1", 9570)),
         ("0", ("127.0.0.1", 0)),
@@ -27,7 +28,7 @@ def test_addresses_of_this_host_need_nothing(address: str, found: tuple[str, int
     assert place.is_open
 
 
-@pytest.mark.parametrize("address", ["host", "tcp://127.0.0.1:1", "127.0.0.1:70000", "::1:9", ":9570", "a b:1", "-1"])
+@for_each("address", ["host", "tcp://127.0.0.1:1", "127.0.0.1:70000", "::1:9", ":9570", "a b:1", "-1"])
 def test_what_is_no_address_is_refused_with_an_example(address: str) -> None:
     with pytest.raises(ConfigurationError, match=r"no address for --metrics; write HOST:PORT, such as 127\.0\.0\.1"):
         WebPlace(address).check()

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
 from bench.cases.deadline import MODES, Jobs, measure
+from tests.tables import for_each
 
 
-@pytest.mark.parametrize("mode", MODES)
+@for_each("mode", MODES)
 def test_all_jobs_of_the_case_train(mode: str) -> None:
     jobs = Jobs(5, mode)
     assert jobs.num_training == 5

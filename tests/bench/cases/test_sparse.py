@@ -13,6 +13,7 @@ from bench.cases import sparse
 from bench.cases.sparse import Sparse
 from bench.ids import RowWork
 from bench.rows import OPERATIONS
+from tests.tables import for_each
 
 WORK = RowWork(rows=2000, dim=8, batch=512)
 
@@ -74,8 +75,6 @@ def _answering(call, **answers):
     return answer
 
 
-@pytest.mark.parametrize(
-    "flags", [["--ids", "pareto"], ["--optimizer", "magic"], ["--dim", "0"], ["--operation", "walk"]]
-)
+@for_each("flags", [["--ids", "pareto"], ["--optimizer", "magic"], ["--dim", "0"], ["--operation", "walk"]])
 def test_bad_arguments_are_refused_before_anything_starts(flags: list[str]) -> None:
     assert CliRunner().invoke(main, ["sparse", *flags]).exit_code == 2

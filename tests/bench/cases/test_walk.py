@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from bench.cases.walk import CONFIRMS, Walk, walk
+from tests.tables import for_each
 
 ARCHITECTURE = Path(__file__).resolve().parents[3] / "docs" / "architecture.md"
 #: Files, and changes from file to file, of each walk as it is today: they may only become fewer. Where messages are
@@ -44,15 +45,15 @@ def told() -> list[tuple[str, str]]:
     return found
 
 
-@pytest.mark.parametrize("name", MOST)
+@for_each("name", MOST)
 def test_there_and_back_it_is_no_longer_way_than_it_was(walks: dict[str, Walk], name: str) -> None:
     _, most_files, most_changes = MOST[name]
     assert len(walks[name].files) <= most_files, walks[name].files
     assert walks[name].changes <= most_changes
 
 
-@pytest.mark.parametrize(
-    ("name", "through"),
+@for_each(
+    "name, through",
     [
         ("sync", ("zmqps/core/coordinator/training/steps.py", "Steps.arrive")),
         ("replicated", CONFIRMS),

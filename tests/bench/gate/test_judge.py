@@ -7,12 +7,13 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from bench.gate.judge import THRESHOLD, judge
+from tests.tables import for_each
 
 SECONDS = st.floats(1e-4, 10.0)
 
 
-@pytest.mark.parametrize(
-    ("new", "word"),
+@for_each(
+    "new, word",
     [
         ([1.2, 1.3, 1.25, 1.2, 1.3], "slower"),
         ([1.2, 1.3, 1.25, 1.2, 0.5], "slower"),  # one round was disturbed, and its quartile holds
@@ -41,7 +42,7 @@ def test_what_disturbs_both_versions_alike_is_no_change() -> None:
     assert (verdict.old_s, verdict.new_s) == (2.0, pytest.approx(2.02))
 
 
-@pytest.mark.parametrize(("old", "new"), [([1.0, 1.0], [1.0, 1.0]), ([1.0] * 3, [1.0] * 4), ([], [])])
+@for_each("old, new", [([1.0, 1.0], [1.0, 1.0]), ([1.0] * 3, [1.0] * 4), ([], [])])
 def test_too_few_rounds_or_not_as_many_of_both_are_refused(old: list[float], new: list[float]) -> None:
     with pytest.raises(ValueError, match="case: "):
         judge("case", old, new)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from bench.scale.cluster import Cluster, Network, Outcome, Size, _in_turn
 from bench.scale.costs import Cost, Costs
+from tests.tables import for_each
 from zmqps.core.job.keyspace import SLICE_NBYTES
 
 NOTHING = Cost(fixed=0.0)
@@ -73,7 +74,7 @@ def test_a_synchronous_step_takes_as_long_as_the_slowest_worker() -> None:
     assert set(outcome.num) >= {"Hello", "Init", "Ready", "Heartbeat"}
 
 
-@pytest.mark.parametrize("tau", [0, 1, 3])
+@for_each("tau", [0, 1, 3])
 def test_nobody_reads_before_the_slowest_is_near_enough(tau: int) -> None:
     mode: dict[str, Any] = {"mode": "bounded", "staleness": tau} if tau else {"mode": "sync"}
     outcome = run(size(6, 2, steps=20, **mode), compute=lambda rng: rng.expovariate(1.0))

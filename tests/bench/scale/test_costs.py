@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench.scale.costs import FEW, LARGE_NBYTES, MANY, SMALL_NBYTES, Cost, by_size, by_size_and_workers, spend
+from tests.tables import for_each
 
 
 def test_what_grows_with_size_and_workers_is_told_apart() -> None:
@@ -26,8 +27,8 @@ def test_a_cost_is_never_negative_however_it_was_measured() -> None:
     assert by_size_and_workers(Cost(fixed=2.0), Cost(fixed=1.0)) == Cost(fixed=2.0)
 
 
-@pytest.mark.parametrize(
-    ("mode", "kinds"),
+@for_each(
+    "mode, kinds",
     [
         ("async", {("worker", "begin"), ("server", "Push"), ("worker", "Values")}),
         (

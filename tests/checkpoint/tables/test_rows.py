@@ -16,6 +16,7 @@ import zmqps
 from tests.checkpoint.saved import NOW
 from tests.core.server.tables.test_row_changes import RowChanges
 from tests.simulator.disk import Disk
+from tests.tables import for_each
 from zmqps import optim
 from zmqps.checkpoint import Manifest, Save, compact, export, export_table, open_checkpoint, read_table, storage_of
 from zmqps.checkpoint.manifest import CONSISTENT, FileFact
@@ -116,7 +117,7 @@ class Servers:
         return found
 
 
-@pytest.mark.parametrize("after", [1, 2, 3])
+@for_each("after", [1, 2, 3])
 def test_rows_are_read_by_any_number_of_servers(after: int) -> None:
     disk, job = Disk(), job_of(spec_of("items"), spec_of("words", dim=5))
     before = Servers(job, 2)
@@ -191,8 +192,8 @@ def test_a_table_may_have_another_name_in_the_job() -> None:
     assert len(restored.everything(0)) == 50
 
 
-@pytest.mark.parametrize(
-    ("spec", "names", "what"),
+@for_each(
+    "spec, names, what",
     [
         (spec_of("films"), {}, "no sparse table 'films'"),
         (spec_of("items", dim=4), {}, "3 elements, and the job's 4"),

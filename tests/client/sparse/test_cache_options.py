@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import zmqps
+from tests.tables import for_each
 from zmqps import optim, row_cache
 from zmqps.client.sparse.cache_options import STALENESS, CacheStatistics, rate_of
 from zmqps.client.sparse.tables import table
@@ -25,8 +26,8 @@ def job(
     return JobSpec(parameters=(), optimizer=optimizer.to_wire(), tables=(spec,), mode=mode, **options), spec
 
 
-@pytest.mark.parametrize(
-    ("mode", "wanted", "bound"),
+@for_each(
+    "mode, wanted, bound",
     [({}, None, STALENESS), ({}, 100, 100), (BOUNDED, None, 3), (BOUNDED, 2, 2), (BOUNDED, 3, 3)],
 )
 def test_rows_are_read_for_as_long_as_is_said_or_the_job_allows(
@@ -35,8 +36,8 @@ def test_rows_are_read_for_as_long_as_is_said_or_the_job_allows(
     assert row_cache(10, staleness=wanted).bound(*job(**mode)) == bound
 
 
-@pytest.mark.parametrize(
-    ("options", "mode", "says"),
+@for_each(
+    "options, mode, says",
     [
         ({}, {"mode": "sync"}, "synchronous"),
         ({"staleness": 4}, BOUNDED, r"row_cache\(…, staleness=3\)"),
@@ -68,7 +69,7 @@ def test_only_of_plain_sgd_a_worker_knows_what_a_gradient_does() -> None:
     assert rate_of(*job(optim.sgd(0.5, groups=[optim.group("items", learning_rate=0.25)]))) == 0.25
 
 
-@pytest.mark.parametrize(
+@for_each(
     "wrong",
     [{"rows": -1}, {"rows": 1.5}, {"staleness": 0}, {"staleness": "8"}, {"defer": 1}, {"read_own": None}],
 )

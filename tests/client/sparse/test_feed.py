@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.core.server.followed import DIM, Servers, followed, some
+from tests.tables import for_each
 from zmqps.errors import ConfigurationError, PeerLostError
 
 
@@ -86,7 +87,7 @@ def test_a_job_that_lies_in_other_shards_is_read_anew() -> None:
     assert any(part.reset for part in poll)
 
 
-@pytest.mark.parametrize("since", [[[1, 2]], [[0, 512, 1, 2, 3, 4, -5]], [[0, 512, 1, 2, 3, 4, "x"]], [7], 7])
+@for_each("since", [[[1, 2]], [[0, 512, 1, 2, 3, 4, -5]], [[0, 512, 1, 2, 3, 4, "x"]], [7], 7])
 def test_what_is_no_cursor_is_said(since: Any) -> None:
     with pytest.raises(ConfigurationError, match="since is what the cursor of an earlier feed was"):
         Servers().feed(since)

@@ -14,6 +14,7 @@ import pytest
 import zmqps
 from tests.client.sparse.test_tables import SHARDS, Member
 from tests.inprocess import InProcessCluster
+from tests.tables import for_each
 from tests.team import PATIENCE
 from zmqps import optim, row_cache
 from zmqps.client.requests import Requests
@@ -191,7 +192,7 @@ def test_own_pushes_are_read_at_once_with_plain_sgd_and_nothing_is_asked_for() -
     assert member.moved() == (1, 0)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "how",
     [
         {"optimizer": optim.adagrad(1.0)},
@@ -252,7 +253,7 @@ def test_a_row_that_is_pushed_while_it_is_asked_for_is_asked_for_again() -> None
     assert items.pull([5]).tolist() == [[-1, -1]]
 
 
-@pytest.mark.parametrize("defer", [False, True])
+@for_each("defer", [False, True])
 def test_a_push_that_failed_is_not_read(defer: bool) -> None:
     member = Slow()
     items = member.items(defer=defer)
@@ -278,7 +279,7 @@ def test_a_push_that_was_withdrawn_is_not_read() -> None:
     assert items.pull([5]).tolist() == [[0, 0]]
 
 
-@pytest.mark.parametrize("defer", [False, True])
+@for_each("defer", [False, True])
 def test_rows_that_are_loaded_are_read(defer: bool) -> None:
     member = Slow()
     items = member.items(defer=defer)

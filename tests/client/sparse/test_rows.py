@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.modes import MODES
+from tests.tables import for_each
 from zmqps import codecs
 from zmqps.client.requests import Requests
 from zmqps.client.sparse.rows import Brought, RowRequests, Wanted
@@ -128,7 +129,7 @@ def ones(*shape: int) -> Array:
 # --- ids ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("dtype", "ends"), ENDS, ids=str)
+@for_each("dtype, ends", ENDS)
 def test_ids_may_be_of_any_whole_number(dtype: np.dtype[Any], ends: list[int]) -> None:
     servers = Servers()
     ids = np.array(ends, dtype)
@@ -145,7 +146,7 @@ def test_unsigned_ids_are_the_signed_ones_of_their_bits() -> None:
     assert np.array_equal(servers.pull(np.array([-1, -(2**63), 2**63 - 1])), [*ones(2), np.zeros(DIM)])
 
 
-@pytest.mark.parametrize(
+@for_each(
     "ids",
     [
         [4, -2],
@@ -171,7 +172,7 @@ def test_a_range_is_ids() -> None:
     assert np.array_equal(servers.pull(range(4, 9))[:, 0], [0, 1, 1, 1, 0])
 
 
-@pytest.mark.parametrize("shape", [(), (1,), (6,), (2, 3), (3, 1, 2), (0,), (0, 4), (2, 0)])
+@for_each("shape", [(), (1,), (6,), (2, 3), (3, 1, 2), (0,), (0, 4), (2, 0)])
 def test_rows_have_the_shape_of_their_ids(shape: tuple[int, ...]) -> None:
     servers = Servers()
     ids = np.arange(np.prod(shape, dtype=int)).reshape(shape)
@@ -183,7 +184,7 @@ def test_rows_have_the_shape_of_their_ids(shape: tuple[int, ...]) -> None:
         assert np.array_equal(rows, -grads)
 
 
-@pytest.mark.parametrize("one", [7, np.int64(7), np.array(7), np.array(7, np.uint8), np.uint64(7)])
+@for_each("one", [7, np.int64(7), np.array(7), np.array(7, np.uint8), np.uint64(7)])
 def test_one_id_alone_has_one_row(one: Any) -> None:
     servers = Servers()
     servers.push(one, -np.ones(DIM))
@@ -191,7 +192,7 @@ def test_one_id_alone_has_one_row(one: Any) -> None:
     assert servers.pull(7).shape == (DIM,)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "ids", [np.array([1.0, 2.0]), [1.0, 2.0], [2**63, -1], [True, False], ["1"], [2**70], np.array([1j]), None, {1, 2}]
 )
 def test_what_is_not_whole_numbers_is_refused_by_the_name_of_the_table(ids: Any) -> None:
@@ -249,7 +250,7 @@ def test_ids_and_gradients_may_change_once_they_were_handed_over() -> None:
 # --- nothing ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("nothing", [[], (), range(0), np.empty(0, np.int64), np.empty((0, 5), np.uint8), [[], []]])
+@for_each("nothing", [[], (), range(0), np.empty(0, np.int64), np.empty((0, 5), np.uint8), [[], []]])
 def test_an_empty_batch_asks_nobody(nothing: Any) -> None:
     servers = Servers()
     shape = np.shape(nothing)
@@ -270,10 +271,8 @@ def test_an_empty_batch_of_a_step_tells_every_shard_of_a_push() -> None:
 # --- gradients ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", ">f4", ">f8"])
-@pytest.mark.parametrize(
-    "lay", [lambda a: a, np.asfortranarray, lambda a: np.repeat(a, 2, axis=0)[::2], lambda a: a.tolist()]
-)
+@for_each("dtype", ["float16", "float32", "float64", ">f4", ">f8"])
+@for_each("lay", [lambda a: a, np.asfortranarray, lambda a: np.repeat(a, 2, axis=0)[::2], lambda a: a.tolist()])
 def test_gradients_may_be_of_any_floating_dtype_and_lie_as_they_like(dtype: str, lay: Callable[[Array], Any]) -> None:
     servers = Servers()
     grads = np.arange(4 * DIM).reshape(4, DIM).astype(dtype)
@@ -293,7 +292,7 @@ def test_gradients_may_be_read_only_and_unaligned() -> None:
     assert np.array_equal(servers.pull([1, 2]), ones(2))
 
 
-@pytest.mark.parametrize("shape", [(3, DIM), (2,), (2, DIM + 1), (DIM,), (2, DIM, 1), (1, 2, DIM), (0, DIM), ()])
+@for_each("shape", [(3, DIM), (2,), (2, DIM + 1), (DIM,), (2, DIM, 1), (1, 2, DIM), (0, DIM), ()])
 def test_gradients_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
     requests = of_job()
     with pytest.raises(ShapeError, match=r"gradients for items.*expected \(2, 3\)"):
@@ -302,13 +301,13 @@ def test_gradients_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
         requests.load([1, 2], np.zeros(shape), False)
 
 
-@pytest.mark.parametrize("dtype", ["int32", "bool", "complex64", "S1", "O"])
+@for_each("dtype", ["int32", "bool", "complex64", "S1", "O"])
 def test_gradients_that_are_no_floating_numbers_are_refused(dtype: str) -> None:
     with pytest.raises(DtypeError, match="gradients for items"):
         pushing(of_job(), [1, 2], np.zeros((2, DIM), dtype))
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@for_each("bad", [np.nan, np.inf, -np.inf])
 def test_rows_that_are_not_finite_are_named_and_not_sent(bad: float) -> None:
     grads = ones(4)
     grads[2, 1] = bad
@@ -340,8 +339,8 @@ USERS = replace(ITEMS, name="users")
 FROZEN = sgd(1.0, groups=[group("w", frozen=True)]).to_wire()
 
 
-@pytest.mark.parametrize(
-    ("options", "ends"),
+@for_each(
+    "options, ends",
     [
         ({}, True),
         ({"tables": (USERS, ITEMS)}, False),
@@ -351,7 +350,7 @@ FROZEN = sgd(1.0, groups=[group("w", frozen=True)]).to_wire()
     ],
     ids=["alone", "with another table", "beside parameters", "beside a buffer", "beside what is frozen"],
 )
-@pytest.mark.parametrize("mode", ["sync", "bounded"])
+@for_each("mode", ["sync", "bounded"])
 def test_a_push_ends_the_step_where_there_is_nothing_else_to_train(
     options: dict[str, Any], ends: bool, mode: str
 ) -> None:
@@ -367,7 +366,7 @@ def test_a_push_ends_the_step_where_there_is_nothing_else_to_train(
         requests.load([1], ones(1), None)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("mode", "shards_told"), [("async", 1), ("bounded", 1), ("sync", 4)])
+@for_each("mode, shards_told", [("async", 1), ("bounded", 1), ("sync", 4)])
 def test_every_shard_is_told_of_a_push_that_is_a_part_of_a_step(mode: str, shards_told: int) -> None:
     push = pushing(of_job(4, **MODES[mode]), [1], ones(1))
     assert sum(map(bool, push.cargoes)) == shards_told
@@ -404,7 +403,7 @@ def test_rows_travel_in_the_jobs_codec_or_in_that_of_the_call() -> None:
     assert requests.load([1], ones(1), False).source.codec == "raw"
 
 
-@pytest.mark.parametrize("codec", ["topk:fraction=0.1", "onebit", "twobit"])
+@for_each("codec", ["topk:fraction=0.1", "onebit", "twobit"])
 def test_codecs_that_leave_something_out_are_not_for_rows(codec: str) -> None:
     requests = of_job(push_codec=codec)
     assert pushing(requests, [1], ones(1)).source.codec == "raw"
@@ -419,8 +418,8 @@ def test_codecs_that_leave_something_out_are_not_for_rows(codec: str) -> None:
 # --- where rows go ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", ">f4"])
-@pytest.mark.parametrize("lay", [lambda a: a, np.asfortranarray, lambda a: np.repeat(a, 2, axis=1)[:, ::2]])
+@for_each("dtype", ["float16", "float32", "float64", ">f4"])
+@for_each("lay", [lambda a: a, np.asfortranarray, lambda a: np.repeat(a, 2, axis=1)[:, ::2]])
 def test_rows_go_to_where_they_are_wanted(dtype: str, lay: Callable[[Array], Array]) -> None:
     servers = Servers()
     servers.push([1, 2], [[-1.5] * DIM, [-2.5] * DIM])
@@ -446,7 +445,7 @@ def test_rows_are_written_in_place_where_they_are_float32() -> None:
     assert np.shares_memory(transfer.target.out, out)
 
 
-@pytest.mark.parametrize("shape", [(2,), (2, DIM + 1), (3, DIM), (DIM,), (1, 2, DIM)])
+@for_each("shape", [(2,), (2, DIM + 1), (3, DIM), (DIM,), (1, 2, DIM)])
 def test_an_array_of_another_shape_holds_no_rows(shape: tuple[int, ...]) -> None:
     with pytest.raises(ShapeError, match=r"expected \(2, 3\)"):
         pulling(of_job(), [1, 2], np.zeros(shape, np.float32))

@@ -13,6 +13,7 @@ import pytest
 
 import zmqps
 from tests.inprocess import InProcessCluster
+from tests.tables import for_each
 from tests.team import PATIENCE
 from zmqps import optim
 from zmqps.client.requests import Requests
@@ -75,8 +76,8 @@ def test_rows_begin_with_zeros_and_stay_where_nothing_else_is_said() -> None:
     assert (spec.expire_steps, spec.expire_s, spec.step_counts, spec.lazy_decay) == (None, None, "rows", False)
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
+@for_each(
+    "options, said",
     [
         ({"dim": 0}, "dim must be a whole number from 1 to 4096"),
         ({"dim": MAX_DIM + 1}, "dim must be"),
@@ -109,8 +110,8 @@ def test_a_rule_with_more_slots_than_rows_have_is_said_where_it_is_written(monke
         table(4, optimizer=optim.adam(0.1))
 
 
-@pytest.mark.parametrize(
-    ("tables", "said"),
+@for_each(
+    "tables, said",
     [
         ([table(4, optimizer=SGD)], "tables must be a mapping"),
         ({"items": 4}, r"table 'items' is made by zmqps\.table"),

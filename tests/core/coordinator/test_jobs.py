@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.core.machines import Coordinator, errors, exits_of, hello, job, peer, receivers, sent
+from tests.tables import for_each
 from zmqps.core.protocol import exits
 from zmqps.core.protocol import messages as m
 from zmqps.core.protocol.security.guard import proved
@@ -118,7 +119,7 @@ def test_an_end_that_is_asked_for_again_ends_no_job_that_has_begun_since() -> No
     assert end_job(coordinator, "never-placed", request=8)[0] == end_job(coordinator, "never-placed", request=8)[0]
 
 
-@pytest.mark.parametrize("reason", ["finished", "closed"])
+@for_each("reason", ["finished", "closed"])
 def test_a_cluster_for_one_job_does_not_end_with_a_worker_that_never_began_one(reason: str) -> None:
     coordinator = Coordinator.joined("s0", "w0", once=True)
     assert exits_of(coordinator.take("w0", m.Leave(reason))) == []

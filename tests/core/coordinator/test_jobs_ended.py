@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.core.machines import peer
+from tests.tables import for_each
 from zmqps.core.coordinator import jobs as module
 from zmqps.core.coordinator.jobs import EndedJobs
 from zmqps.core.protocol.messages import EndJob, JobEnded
@@ -44,9 +45,7 @@ def test_the_same_request_gets_the_same_answer_over_any_connection() -> None:
         assert ended.answered(peer(connection), asked) is answer
 
 
-@pytest.mark.parametrize(
-    "other", [EndJob(2, "a", b"n" * 16), EndJob(1, "b", b"n" * 16), EndJob(1, "a", b"m" * 16), EndJob(1, "a")]
-)
+@for_each("other", [EndJob(2, "a", b"n" * 16), EndJob(1, "b", b"n" * 16), EndJob(1, "a", b"m" * 16), EndJob(1, "a")])
 def test_another_request_is_not_taken_for_it(other: EndJob) -> None:
     ended = EndedJobs()
     ended.answer(peer("p"), EndJob(1, "a", b"n" * 16), "it has ended")

@@ -21,6 +21,7 @@ from tests.core.machines import (
     receivers,
     sent,
 )
+from tests.tables import for_each
 from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.protocol import exits
@@ -72,7 +73,7 @@ def test_a_repeated_hello_keeps_its_rank_and_joins_once() -> None:
     assert coordinator.run().num_workers == 1
 
 
-@pytest.mark.parametrize("message", [m.Heartbeat({}), m.Enter(3, "x"), m.Init(3, {}), m.Withdraw(3), m.Ready(1, 0)])
+@for_each("message", [m.Heartbeat({}), m.Enter(3, "x"), m.Init(3, {}), m.Withdraw(3), m.Ready(1, 0)])
 def test_a_request_before_hello_is_refused(message) -> None:  # type: ignore[no-untyped-def]
     assert errors(Coordinator().take("w0", message)) == [NotJoinedError.code]
 
@@ -84,7 +85,7 @@ def test_a_goodbye_is_answered_however_often_it_is_said() -> None:
     assert coordinator.machine.membership.members == {}
 
 
-@pytest.mark.parametrize("message", [m.Pull(3, 1, 0, 0, "raw", ()), m.Left()])
+@for_each("message", [m.Pull(3, 1, 0, 0, "raw", ()), m.Left()])
 def test_what_is_not_for_a_coordinator_is_refused(message) -> None:  # type: ignore[no-untyped-def]
     coordinator = Coordinator.joined("w0")
     assert errors(coordinator.take("w0", message)) == [ProtocolError.code]
@@ -193,7 +194,7 @@ def test_a_lost_worker_is_announced_to_the_servers_and_a_lost_server_to_the_work
     assert "lost server 0 (s0" in logged(actions)
 
 
-@pytest.mark.parametrize("how", ["lost", "finished"])
+@for_each("how", ["lost", "finished"])
 def test_a_server_is_told_that_a_worker_has_gone_until_it_has_forgotten_it(how: str) -> None:
     coordinator = Coordinator.trains("s0", "s1", "w0", "w1", servers=2)
     if how == "lost":
@@ -235,7 +236,7 @@ def test_a_lost_observer_does_not_fail_the_start() -> None:
     assert errors(coordinator.wait(11.0, "s0", "w0"), peer("w0")) == []
 
 
-@pytest.mark.parametrize("loaded", [False, True])
+@for_each("loaded", [False, True])
 def test_a_lost_server_fails_the_inits_that_wait_and_a_new_one_can_take_its_place(loaded: bool) -> None:
     coordinator = Coordinator.joined("s0", "s1", "w0", servers=2)
     coordinator.init("w0", job())
@@ -245,7 +246,7 @@ def test_a_lost_server_fails_the_inits_that_wait_and_a_new_one_can_take_its_plac
     assert receivers(coordinator.init("w0", job(), request=2), m.Assign) == [peer("s0"), peer("s2")]
 
 
-@pytest.mark.parametrize("leaves", [False, True])
+@for_each("leaves", [False, True])
 def test_a_server_of_a_running_job_that_goes_is_announced_and_later_inits_are_told(leaves: bool) -> None:
     coordinator = Coordinator.trains("s0", "w0")
     actions = coordinator.take("s0", m.Leave("closed")) if leaves else coordinator.wait(11.0, "w0")
@@ -300,7 +301,7 @@ def test_a_server_that_does_not_say_goodbye_delays_the_end_by_seconds_only() -> 
     assert exits_of(coordinator.wait(4.0, "s0"))[:1] == [exits.OK]
 
 
-@pytest.mark.parametrize(("first", "last"), [("s0", "w0"), ("w0", "s0")])
+@for_each("first, last", [("s0", "w0"), ("w0", "s0")])
 def test_stop_shuts_everybody_down_tells_newcomers_and_ends_when_all_have_left(first: str, last: str) -> None:
     assert exits_of(Coordinator().handle(Stop("SIGTERM"))) == [exits.OK], "at once where nobody is"
     coordinator = Coordinator.trains("s0", "w0")
@@ -356,8 +357,8 @@ def test_the_status_says_who_is_here_who_has_gone_and_what_is_trained() -> None:
     assert decode(encode(message)) == message
 
 
-@pytest.mark.parametrize(
-    ("joined", "expected"),
+@for_each(
+    "joined, expected",
     [
         ((), ["waiting for 2 of 2 servers and a worker's init"]),
         (("s0", "w0"), ["waiting for 1 of 2 servers", "job 'default': init waits for 1 of 2 servers to join"]),
@@ -384,8 +385,8 @@ def test_log_lines_say_beside_their_text_which_job_peer_and_error_they_are_about
     assert lost[0] == Log("warning", lost[0].text), "compared by what they say"
 
 
-@pytest.mark.parametrize(
-    ("role", "changes", "code"),
+@for_each(
+    "role, changes, code",
     [
         ("worker", {"magic": "other"}, ProtocolError.code),
         ("worker", {"version": 1, "job": ""}, ProtocolVersionError.code),

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from tests.core.machines import Coordinator, errors, hello, identity, sent
+from tests.tables import for_each
 from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.protocol.messages import Hello, Welcome
@@ -26,9 +25,7 @@ def server(key: bytes) -> Hello:
     return replace(identity("server", "s0"), server_key=key).hello()
 
 
-@pytest.mark.parametrize(
-    "said", [hello("server", "s0"), server(b"another"), replace(server(KEY), incarnation=b"x" * 16)]
-)
+@for_each("said", [hello("server", "s0"), server(b"another"), replace(server(KEY), incarnation=b"x" * 16)])
 def test_who_does_not_know_the_key_is_no_server(said: Hello) -> None:
     one = coordinator()
     assert errors(one.take("s0", said)) == [IdentityError.code]

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from tests.core.machines import Coordinator, errors, job, peer, sent
+from tests.tables import for_each
 from zmqps.core.coordinator.described import Described
 from zmqps.core.coordinator.openings import MAX_WAITING, SHARE
 from zmqps.core.job.spec import JobSpec
@@ -165,7 +164,7 @@ def test_what_waits_of_a_worker_that_has_gone_is_not_read() -> None:
     assert coordinator.machine.openings.next_deadline() is None
 
 
-@pytest.mark.parametrize("who", ["w0", "o0", "s0", "nobody"])
+@for_each("who", ["w0", "o0", "s0", "nobody"])
 def test_what_nobody_of_a_role_says_is_refused_unread(who: str) -> None:
     coordinator = Opened.joined("s0", "w0", "o0")
     long = m.Job(1, 1, {"x": "y" * MAX_SHORT_HEADER_NBYTES}, {}, 0, 0, 0, "", 0)
@@ -175,8 +174,8 @@ def test_what_nobody_of_a_role_says_is_refused_unread(who: str) -> None:
     assert coordinator.aside == []
 
 
-@pytest.mark.parametrize("message", [m.Init(1, large().to_wire()), m.Checkpoint(1, "", 0, {"x": "y" * (64 << 10)})])
-@pytest.mark.parametrize("who", ["o", "nobody"])
+@for_each("message", [m.Init(1, large().to_wire()), m.Checkpoint(1, "", 0, {"x": "y" * (64 << 10)})])
+@for_each("who", ["o", "nobody"])
 def test_those_who_begin_and_save_nothing_keep_no_worker_from_beginning(who: str, message: m.Message) -> None:
     coordinator = Opened.joined("s0", "w0", *[f"o{i}" for i in range(MAX_WAITING + 2)])
     for i in range(MAX_WAITING + 2):

@@ -8,6 +8,7 @@ import pytest
 
 from tests.core.coordinator.kept import Kept
 from tests.core.machines import errors, hello, job, logged, sent
+from tests.tables import for_each
 from zmqps.core.coordinator.consistency.bounded import Bounded
 from zmqps.core.protocol import exits
 from zmqps.core.protocol import messages as m
@@ -203,7 +204,7 @@ def test_one_that_begins_anew_knows_nobody() -> None:
     assert sent(kept.take("w0", m.Leave("closed")), m.Left)
 
 
-@pytest.mark.parametrize("mode", [{"mode": "async"}, {"mode": "bounded", "staleness": 2}, {"mode": "sync"}])
+@for_each("mode", [{"mode": "async"}, {"mode": "bounded", "staleness": 2}, {"mode": "sync"}])
 def test_it_may_go_away_at_any_event(mode: dict[str, Any]) -> None:
     kept = Kept(servers=2, workers=2)
     everybody = ["s0", "s1", "w0", "w1"]

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import pytest
-
 from tests.core.coordinator.test_remembered_copies import training
+from tests.tables import for_each
 from zmqps.core.protocol.messages import Arrive, Drain, Leave, Take
 
 #: By class: what `zmqps.core.coordinator.remembered` keeps of it, itself or under another name; …
@@ -151,7 +150,7 @@ def parts() -> Iterator[Any]:
     yield from (run.data, *run.data.by_name.values(), run.barriers, run.spares)
 
 
-@pytest.mark.parametrize("kind", sorted({*KEPT, *NOT_KEPT}))
+@for_each("kind", sorted({*KEPT, *NOT_KEPT}))
 def test_of_everything_it_is_said_whether_it_is_kept(kind: str) -> None:
     found = [attributes(part) for part in parts() if type(part).__name__ == kind]
     assert found, f"no {kind} is looked at"

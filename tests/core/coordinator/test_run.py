@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from tests.core.machines import TIMEOUT, Coordinator, errors, exits_of, hello, job, logged, peer, receivers, sent
+from tests.tables import for_each
 from zmqps.core.protocol import messages as m
 from zmqps.core.protocol.events import Action
 from zmqps.core.protocol.security.guard import join_guard
@@ -113,8 +112,8 @@ def ranks(coordinator: Coordinator, *names: str) -> list[int]:
     return [told[peer(name)] for name in names]
 
 
-@pytest.mark.parametrize(
-    ("names", "init", "expected"),
+@for_each(
+    "names, init, expected",
     [
         (("w0", "w1"), ("w1", "w0"), [1, 0]),  # nobody else is there: as they came
         (("x", "w0", "w1"), ("w0", "w1"), [1, 0]),
@@ -300,7 +299,7 @@ def test_a_worker_that_comes_back_to_an_idle_job_goes_on_and_is_told() -> None:
     assert [got.note for got in sent(coordinator.init("w1", ASYNC, request=9), m.Job)] == [""], "it was told"
 
 
-@pytest.mark.parametrize("how", ["closed", "lost"])
+@for_each("how", ["closed", "lost"])
 def test_a_worker_that_comes_alone_to_an_idle_job_with_another_model_replaces_it(how: str) -> None:
     coordinator = train_alone()
     if how == "closed":
@@ -353,8 +352,8 @@ def test_workers_that_move_keep_the_ranks_they_were_told() -> None:
     assert [welcome.rank for welcome in sent(coordinator.join("w3"), m.Welcome)] == [0]
 
 
-@pytest.mark.parametrize(
-    ("there", "uses"),
+@for_each(
+    "there, uses",
     [("w2", m.Init(1, ASYNC.to_wire())), ("o0", m.Init(1, {})), ("w2", m.Enter(5, "together"))],
     ids=["trains it", "reads it", "waits in a barrier"],
 )
@@ -374,8 +373,8 @@ def test_a_worker_that_trains_does_not_replace_its_job() -> None:
     assert coordinator.run().startup.epoch == 1
 
 
-@pytest.mark.parametrize(
-    ("wrong", "code"),
+@for_each(
+    "wrong, code",
     [
         ({"parameters": []}, ConfigurationError.code),
         ({"nonfinite": 7}, ProtocolError.code),

@@ -6,13 +6,14 @@ from dataclasses import replace
 
 import pytest
 
+from tests.tables import for_each
 from zmqps.core.job.data import DataSpec
 from zmqps.errors import ConfigurationError, JobMismatchError
 
 SPEC = DataSpec(name="data", num_examples=10, range_size=4, passes=3, shuffle_seed=5)
 
 
-@pytest.mark.parametrize("seed", [None, 0, (1 << 63) - 1])
+@for_each("seed", [None, 0, (1 << 63) - 1])
 def test_a_description_arrives_as_it_was_sent_zero_being_a_seed_like_any_other(seed: int | None) -> None:
     spec = replace(SPEC, shuffle_seed=seed)
     message = spec.take(7, (1, 2))
@@ -21,7 +22,7 @@ def test_a_description_arrives_as_it_was_sent_zero_being_a_seed_like_any_other(s
     assert spec.take(7, None).done == ()
 
 
-@pytest.mark.parametrize(
+@for_each(
     "change",
     [
         {"name": ""},
@@ -38,7 +39,7 @@ def test_a_description_that_makes_no_sense_or_could_not_travel_is_refused(change
         replace(SPEC, **change)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("examples", "size", "ranges"), [(10, 4, 3), (8, 4, 2), (1, 4, 1)])
+@for_each("examples, size, ranges", [(10, 4, 3), (8, 4, 2), (1, 4, 1)])
 def test_the_last_range_of_a_pass_may_be_smaller(examples: int, size: int, ranges: int) -> None:
     assert replace(SPEC, num_examples=examples, range_size=size).num_ranges == ranges
 

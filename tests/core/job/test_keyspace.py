@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from bench.models import RESNET50
 from tests.core.strategies import PLAIN, keyspaces, placements
+from tests.tables import for_each
 from zmqps.core.job.keyspace import CUT_ALIGNMENT_NBYTES, CUT_SHARE, MAX_SLICES, SPLIT_NBYTES, KeySpace, Placement
 from zmqps.core.job.spec import Parameter
 from zmqps.core.protocol.arrays import gather, scatter
@@ -116,7 +117,7 @@ def test_resnet50_has_161_tensors() -> None:
     assert sum(math.prod(shape) for shape in RESNET50.values()) == 25_557_032
 
 
-@pytest.mark.parametrize("num_shards", range(1, 9))
+@for_each("num_shards", range(1, 9))
 def test_resnet50_is_balanced_within_one_percent(num_shards) -> None:  # type: ignore[no-untyped-def]
     placement = Placement.balance(RESNET, num_shards)
     sizes = [placement.nbytes(shard) for shard in range(num_shards)]
@@ -217,7 +218,7 @@ SMALL = KeySpace([Parameter("a", (5,), "float32"), Parameter("b", (3,), "float64
 GOOD = {"cuts": [[0, 2, 5], [0, 0, 3]], "slice_nbytes": 4096}
 
 
-@pytest.mark.parametrize(
+@for_each(
     "change",
     [
         {"cuts": None},
@@ -248,7 +249,7 @@ def test_a_slice_has_an_element_at_least_however_small_it_may_be() -> None:
     assert [piece.size for piece in Placement.balance(SMALL, 1, 1).slices[0]] == [1] * 8
 
 
-@pytest.mark.parametrize("slice_nbytes", [1, 32 << 20])
+@for_each("slice_nbytes", [1, 32 << 20])
 def test_the_smallest_and_the_largest_slice_are_taken(slice_nbytes: int) -> None:
     assert Placement.from_wire(SMALL, {**GOOD, "slice_nbytes": slice_nbytes}).slice_nbytes == slice_nbytes
 

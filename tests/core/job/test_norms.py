@@ -7,11 +7,12 @@ import math
 import numpy as np
 import pytest
 
+from tests.tables import for_each
 from zmqps.core.job.norms import BLOCK_SIZE, LARGEST, scale_to, squares
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-@pytest.mark.parametrize("size", [0, 1, BLOCK_SIZE, 3 * BLOCK_SIZE + 7])
+@for_each("dtype", ["float16", "float32", "float64"])
+@for_each("size", [0, 1, BLOCK_SIZE, 3 * BLOCK_SIZE + 7])
 def test_squares_are_summed_as_in_float64(dtype: str, size: int) -> None:
     array = np.random.default_rng(size).standard_normal(size).astype(dtype)
     assert squares(array) == pytest.approx(float((array.astype(np.float64) ** 2).sum()), rel=1e-6)
@@ -22,7 +23,7 @@ def test_squares_that_a_float32_cannot_hold_are_summed_all_the_same() -> None:
     assert squares(array) == pytest.approx((BLOCK_SIZE + 1) * 1e60, rel=1e-6)
 
 
-@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan, 1e200])
+@for_each("value", [np.inf, -np.inf, np.nan, 1e200])
 def test_what_is_beyond_all_bounds_is_the_largest_number_there_is(value: float) -> None:
     assert squares(np.array([1.0, value])) == LARGEST
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.tables import for_each
 from zmqps.core.job.shuffle import mix, permuted
 
 
@@ -35,7 +35,7 @@ def test_seed_and_pass_change_the_order_and_nothing_else_does() -> None:
     assert permuted(0, 4, 1 << 40, 0, 0).tolist() == golden
 
 
-@pytest.mark.parametrize("size", [10, 100, 1437])
+@for_each("size", [10, 100, 1437])
 def test_every_example_comes_at_every_place_about_equally_often(size: int) -> None:
     draws = 400
     places = np.array([permuted(0, size, size, seed, seed % 7) for seed in range(draws)])

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.core.strategies import PLAIN
+from tests.tables import for_each
 from zmqps.core.job.spec import (
     MAX_COUNT,
     MAX_NAME_CHARS,
@@ -68,8 +69,8 @@ def test_a_job_from_before_there_was_another_mean_has_the_one_there_was() -> Non
     assert JobSpec.from_wire(wire) == JOB
 
 
-@pytest.mark.parametrize(
-    ("staleness", "mode"),
+@for_each(
+    "staleness, mode",
     [(None, {"mode": "async"}), (0, {"mode": "sync"}), (3, {"mode": "bounded", "staleness": 3})],
     ids=["async", "sync", "bounded"],
 )
@@ -93,7 +94,7 @@ def test_a_job_with_one_entry_replaced_is_a_job_or_an_error_of_ours(key, value) 
         JobSpec.from_wire({**JOB.to_wire(), key: value})
 
 
-@pytest.mark.parametrize(
+@for_each(
     "entry",
     [
         "w",
@@ -120,7 +121,7 @@ def test_entries_missing_or_unknown_are_a_protocol_error() -> None:
             JobSpec.from_wire(wire)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "options",
     [
         {"mode": "sync", "aggregate": 1},
@@ -144,8 +145,8 @@ def test_half_precision_is_kept_in_float32() -> None:
     assert Parameter("w", (), "float64").storage_dtype == "float64"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "text"),
+@for_each(
+    "arguments, error, text",
     [
         (((), OPTIMIZER), ConfigurationError, "at least one"),
         (((W, W), OPTIMIZER), ConfigurationError, "two parameters are named 'w'"),
@@ -159,8 +160,8 @@ def test_what_cannot_be_trained_is_refused(arguments, error, text) -> None:  # t
         JobSpec(**dict(zip(("parameters", "optimizer", "nonfinite"), arguments, strict=False)))
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
+@for_each(
+    "options, text",
     [
         ({"mode": "sync", "aggregate": 0}, "aggregate must be a whole number at least 1 or None, not 0"),
         ({"mode": "sync", "on_straggler": "shoot"}, "on_straggler must be one of wait, continue, fail, not 'shoot'"),
@@ -200,8 +201,8 @@ def test_a_job_is_synchronous_unless_it_says_otherwise() -> None:
     assert JobSpec(parameters=(W,), optimizer=OPTIMIZER).mode == "sync"
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
+@for_each(
+    "options, text",
     [
         ({"mode": "gossip"}, "mode must be one of sync, async, bounded, not 'gossip'"),
         ({"mode": "asinc"}, "mode must be one of sync, async, bounded, not 'asinc'; did you mean 'async'?"),
@@ -234,7 +235,7 @@ def test_what_is_wrong_with_a_mode_is_answered_by_what_to_pass(options: dict[str
     assert text in str(caught.value)
 
 
-@pytest.mark.parametrize("option", [*OPTIONS])
+@for_each("option", [*OPTIONS])
 def test_an_option_of_another_type_is_a_protocol_error(option) -> None:  # type: ignore[no-untyped-def]
     for value in (1.5, "yes" if option == "deterministic" else True, [1]):
         with pytest.raises(ProtocolError, match=f"a job's {option} is"):
@@ -245,8 +246,8 @@ def test_the_order_of_parameters_is_the_jobs() -> None:
     JOB.check_same(replace(JOB, parameters=(B, W)), "worker 0")
 
 
-@pytest.mark.parametrize(
-    ("changes", "what", "ours", "theirs"),
+@for_each(
+    "changes, what, ours, theirs",
     [
         ({"parameters": (W,)}, "parameter 'b'", "no such parameter", "float16 ()"),
         ({"parameters": (W, B, Parameter("c", (2,), "float64"))}, "parameter 'c'", "float64 (2,)", "no such"),

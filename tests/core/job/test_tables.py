@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.core.strategies import PLAIN
+from tests.tables import for_each
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec, Parameter
 from zmqps.core.job.tables import (
@@ -58,7 +59,7 @@ def named(name: str, dim: int = 4) -> TableSpec:
 # --- a table ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("table", [ITEMS, USERS], ids=["plain", "with all options"])
+@for_each("table", [ITEMS, USERS], ids=["plain", "with all options"])
 def test_a_table_survives_the_wire(table: TableSpec) -> None:
     again = TableSpec.from_wire(table.to_wire())
     assert again == table
@@ -79,7 +80,7 @@ def test_every_table_that_there_can_be_survives_the_wire(**options: Any) -> None
     assert TableSpec.from_wire(table.to_wire()) == table
 
 
-@pytest.mark.parametrize(
+@for_each(
     "options",
     [
         {"name": ""},
@@ -115,7 +116,7 @@ def test_rows_make_way_only_where_there_is_a_capacity() -> None:
         replace(ITEMS, when_full="evict")
 
 
-@pytest.mark.parametrize("wire", [None, [], "items", {}, {"name": "items"}, {**ITEMS.to_wire(), "more": 1}])
+@for_each("wire", [None, [], "items", {}, {"name": "items"}, {**ITEMS.to_wire(), "more": 1}])
 def test_a_map_without_just_those_entries_is_a_protocol_error(wire: Any) -> None:
     with pytest.raises(ProtocolError, match="a table has name, dim, optimizer"):
         TableSpec.from_wire(wire)
@@ -128,8 +129,8 @@ def test_a_table_with_one_entry_replaced_is_a_table_or_an_error_of_ours(entry: s
         TableSpec.from_wire({**ITEMS.to_wire(), entry: value})
 
 
-@pytest.mark.parametrize(
-    ("entry", "value"),
+@for_each(
+    "entry, value",
     [("name", 3), ("dim", True), ("dim", 4.0), ("optimizer", []), ("initial", None), ("lazy_decay", 1), ("admit", "2")],
 )
 def test_an_entry_of_another_type_is_a_protocol_error(entry: str, value: Any) -> None:
@@ -177,8 +178,8 @@ def test_tables_that_are_no_list_are_a_protocol_error() -> None:
             JobSpec.from_wire({**JOB.to_wire(), "tables": tables})
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
+@for_each(
+    "options, said",
     [
         ({"parameters": (), "tables": ()}, "at least one parameter, or a table"),
         ({"tables": (ITEMS, ITEMS)}, "named 'items'"),
@@ -202,8 +203,8 @@ def test_the_order_of_tables_need_not_be_the_same() -> None:
     JOB.check_same(replace(JOB, tables=(USERS, ITEMS)), "worker 0")
 
 
-@pytest.mark.parametrize(
-    ("tables", "what", "ours", "theirs"),
+@for_each(
+    "tables, what, ours, theirs",
     [
         ((ITEMS,), "table 'users'", "no such table", "a table"),
         ((ITEMS, USERS, named("more")), "table 'more'", "a table", "no such table"),
@@ -287,7 +288,7 @@ def test_ids_next_to_each_other_are_spread_evenly() -> None:
         assert abs(counts - mean).max() < 6 * math.sqrt(mean)
 
 
-@pytest.mark.parametrize("parameters", [(), (W, B)], ids=["tables alone", "beside parameters"])
+@for_each("parameters", [(), (W, B)], ids=["tables alone", "beside parameters"])
 def test_a_placement_with_buckets_survives_the_wire(parameters: tuple[Parameter, ...]) -> None:
     job = replace(JOB, parameters=parameters)
     placement = Placement.balance(KeySpace.of(job), 3, 4096)
@@ -295,7 +296,7 @@ def test_a_placement_with_buckets_survives_the_wire(parameters: tuple[Parameter,
     assert (again.cuts, again.slices, again.row_slices) == (placement.cuts, placement.slices, placement.row_slices)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "cuts",
     [[[0, NUM_BUCKETS - 1]], [[0, NUM_BUCKETS + 1]], [[1, NUM_BUCKETS]], [[0, 600, 500, NUM_BUCKETS]], [[0]], []],
 )

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.core.machines import identity, logged, sent
+from tests.tables import for_each
 from zmqps.core.node.handshake import FIRST_RETRY_S, SLOWEST_RETRY_S
 from zmqps.core.node.member import MAX_GOODBYES, REMINDER_INTERVAL_S, Member
 from zmqps.core.protocol import messages as m
@@ -202,7 +203,7 @@ def test_to_a_coordinator_that_is_back_a_member_says_who_it_is_until_it_is_welco
     assert not sent([action for _, action in pass_time(got, 9.0, hear=True)], m.Hello)
 
 
-@pytest.mark.parametrize("answer", [m.Back(b"j" * 16), m.Error.of(0, NotJoinedError("Heartbeat before Hello"))])
+@for_each("answer", [m.Back(b"j" * 16), m.Error.of(0, NotJoinedError("Heartbeat before Hello"))])
 def test_another_coordinator_there_is_none_to_wait_for(answer: m.Back | m.Error) -> None:
     got = joined(60.0)
     got.on_connected(5.0)

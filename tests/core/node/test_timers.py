@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.tables import for_each
 from zmqps.core.node.timers import MOST_STALE, Timer, Wheel
 from zmqps.core.protocol.events import Action
 
@@ -88,7 +89,7 @@ def test_a_timer_that_is_put_off_or_cleared_rings_no_more_at_its_first_time() ->
     assert clocks.at(3.0) == ["t0"]
 
 
-@pytest.mark.parametrize("due", [None, 5.0])
+@for_each("due", [None, 5.0])
 def test_one_that_another_one_clears_or_puts_off_as_it_rings_does_not_ring(due: float | None) -> None:
     clocks = Clocks()
     clocks.then["t0"] = 1, due

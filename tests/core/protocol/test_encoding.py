@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.codecs.cases import CASES, FEEDBACK, FOR_VALUES, LOSSY
+from tests.tables import for_each
 from zmqps.codecs import MIN_NBYTES, for_values, parse, topk
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.encoding import RAW, check_codec, check_for_values, choose, compress, decompress, named
@@ -52,7 +53,7 @@ def test_a_codec_that_a_user_names_is_checked() -> None:
         check_codec("onebit", pulls=True)
 
 
-@pytest.mark.parametrize("spec", FEEDBACK)
+@for_each("spec", FEEDBACK)
 def test_values_do_not_travel_in_what_leaves_something_out(spec: str) -> None:
     with pytest.raises(ProtocolError, match="leaves values out"):
         check_for_values(spec)
@@ -105,7 +106,7 @@ def test_the_seed_decides_how_values_are_rounded() -> None:
     assert one != other
 
 
-@pytest.mark.parametrize("spec", [case.spec for case in CASES if case.error is None])
+@for_each("spec", [case.spec for case in CASES if case.error is None])
 def test_what_a_blob_leaves_out_is_written_back_to_every_piece(spec: str) -> None:
     codec, parts = parse(spec), parts_of([[40, 7, 60], [33]], [F4, F8])
     table = np.zeros(200, F4)  # pieces of one residual, with a gap between them
@@ -118,7 +119,7 @@ def test_what_a_blob_leaves_out_is_written_back_to_every_piece(spec: str) -> Non
     assert not table[120:].any()
 
 
-@pytest.mark.parametrize("spec", FEEDBACK)
+@for_each("spec", FEEDBACK)
 def test_in_the_end_everything_has_been_sent(spec: str) -> None:
     codec, residuals = parse(spec), [[np.zeros(30, F4), np.zeros(34, F4)]]
     total, sent = np.zeros(64), np.zeros(64)
@@ -133,8 +134,8 @@ def test_in_the_end_everything_has_been_sent(spec: str) -> None:
 # --- junk ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("spec", LOSSY)
-@pytest.mark.parametrize("inline", [True, False])
+@for_each("spec", LOSSY)
+@for_each("inline", [True, False])
 def test_a_payload_too_short_or_too_long_is_refused(spec: str, inline: bool) -> None:
     codec, parts = parse(spec), parts_of([[40], [17, 20]], [F4, F4])
     blobs = [blob.tobytes() for blob in compress(codec, parts)]
@@ -162,6 +163,6 @@ def test_junk_is_arrays_of_the_right_size_or_a_protocol_error(
     assert [array.size for array in arrays] == sizes
 
 
-@pytest.mark.parametrize("codec", [RAW, "bf16"])
+@for_each("codec", [RAW, "bf16"])
 def test_what_is_pulled_may_travel_as_it_is_or_in_a_codec_that_leaves_nothing_out(codec: str) -> None:
     assert check_codec(codec, pulls=True) == codec

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.tables import for_each
 from zmqps.core.protocol.endpoints import (
     MAX_PORT,
     host_named,
@@ -20,8 +21,8 @@ from zmqps.core.protocol.endpoints import (
 from zmqps.errors import ConfigurationError
 
 
-@pytest.mark.parametrize(
-    ("endpoint", "host", "port"),
+@for_each(
+    "endpoint, host, port",
     [
         ("tcp://127.0.0.1:5570", "127.0.0.1", 5570),
         ("tcp://node-1.cluster_a.example:0", "node-1.cluster_a.example", 0),
@@ -37,7 +38,7 @@ def test_an_endpoint_is_taken_apart_and_put_together(endpoint: str, host: str, p
     assert host_of(endpoint) == host
 
 
-@pytest.mark.parametrize(
+@for_each(
     "endpoint",
     [
         *(
@@ -68,7 +69,7 @@ def test_anything_else_is_refused_with_what_to_write(endpoint: str) -> None:
     assert host_of(endpoint) == ""
 
 
-@pytest.mark.parametrize("endpoint", ["tcp://fd00::1:5570", "tcp://::1:5570", "tcp://::1"])
+@for_each("endpoint", ["tcp://fd00::1:5570", "tcp://::1:5570", "tcp://::1"])
 def test_an_ipv6_address_without_brackets_is_refused_with_them(endpoint: str) -> None:
     with pytest.raises(ConfigurationError, match=r"in brackets: tcp://\[fd00::1\]:5570"):
         split(endpoint)
@@ -85,7 +86,7 @@ def test_any_text_is_an_endpoint_or_a_documented_error(text: str) -> None:
         assert split(join(host, port)) == (host, port)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "host",
     [
         *("127.0.0.1", "127.0.1.1", "127.255.0.9"),
@@ -97,9 +98,7 @@ def test_loopback(host: str) -> None:
     assert is_loopback(host)
 
 
-@pytest.mark.parametrize(
-    "host", ["10.0.0.1", "0.0.0.0", "::", "fd00::1", "host", "127.0.0.1.example", "*", "", "128.0.0.1"]
-)
+@for_each("host", ["10.0.0.1", "0.0.0.0", "::", "fd00::1", "host", "127.0.0.1.example", "*", "", "128.0.0.1"])
 def test_not_loopback(host: str) -> None:
     assert not is_loopback(host)
 
@@ -114,8 +113,8 @@ def test_an_ipv4_address_in_ipv6s_dress_is_itself() -> None:
     assert ip_of("host") is None
 
 
-@pytest.mark.parametrize(
-    ("header", "host"),
+@for_each(
+    "header, host",
     [
         ("127.0.0.1:5580", "127.0.0.1"), ("localhost", "localhost"), ("LOCALHOST:1", "LOCALHOST"),
         ("localhost.", "localhost."), ("[::1]:9000", "::1"), ("[::1]", "::1"),

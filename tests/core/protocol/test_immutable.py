@@ -7,8 +7,7 @@ import pickle
 from dataclasses import replace
 from typing import get_args
 
-import pytest
-
+from tests.tables import for_each
 from zmqps.core.protocol import events
 from zmqps.core.protocol.events import Action, Log, NetworkEvent, Returned, Stop
 from zmqps.core.protocol.immutable import Immutable
@@ -17,7 +16,7 @@ from zmqps.core.protocol.messages import BY_KIND, EndJob, Left, Push, Waiting
 KINDS = [*BY_KIND.values(), *get_args(NetworkEvent), *get_args(Action), Returned, Stop]
 
 
-@pytest.mark.parametrize("cls", KINDS, ids=lambda cls: cls.__name__)
+@for_each("cls", KINDS)
 def test_all_that_goes_through_a_machine_is_immutable(cls: type[Immutable]) -> None:
     assert issubclass(cls, Immutable)
     assert "_compared" in vars(cls), "made by @immutable, so that mypy forbids a change"

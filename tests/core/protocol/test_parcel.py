@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from tests.core.strategies import PLAIN
+from tests.tables import for_each
 from zmqps import codecs
 from zmqps.core.protocol.messages import Tensors
 from zmqps.core.protocol.parcel import DTYPES, FRAME_NBYTES, MAX_ARRAYS, pack, unpack
@@ -38,14 +39,14 @@ def test_arrays_come_as_they_went(arrays: dict[str, np.ndarray[Any, Any]]) -> No
         assert found[name].flags.writeable
 
 
-@pytest.mark.parametrize("view", [lambda a: a.T, lambda a: a[::2, ::-1], lambda a: a.astype(">f4")])
+@for_each("view", [lambda a: a.T, lambda a: a[::2, ::-1], lambda a: a.astype(">f4")])
 def test_memory_that_is_not_in_order_is_put_in_order(view: Any) -> None:
     array = np.arange(60, dtype=np.float32).reshape(6, 10)
     np.testing.assert_array_equal(travel(pack(1, {"x": view(array)}))["x"], view(array))
 
 
-@pytest.mark.parametrize("codec", [codecs.bf16(), codecs.fp16(), codecs.int8()])
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@for_each("codec", [codecs.bf16(), codecs.fp16(), codecs.int8()])
+@for_each("dtype", ["float32", "float64"])
 def test_floats_travel_in_a_codec_and_the_rest_as_it_is(codec: codecs.Codec, dtype: str) -> None:
     x = np.random.default_rng(0).standard_normal((70, 90)).astype(dtype)
     message = pack(1, {"x": x, "labels": np.arange(5000), "small": np.ones(3, dtype)}, codec.spec)
@@ -58,7 +59,7 @@ def test_floats_travel_in_a_codec_and_the_rest_as_it_is(codec: codecs.Codec, dty
     np.testing.assert_array_equal(found["small"], np.ones(3))
 
 
-@pytest.mark.parametrize("codec", ["raw", "bf16", "fp16", "int8"])
+@for_each("codec", ["raw", "bf16", "fp16", "int8"])
 def test_an_array_without_elements_travels_in_every_codec(codec: str) -> None:
     found = unpack(Tensors(1, {"x": ["float32", [0, 3], codec, 0]}, ()))
     assert (found["x"].shape, found["x"].dtype) == ((0, 3), np.float32)
@@ -71,7 +72,7 @@ def test_a_large_array_is_sent_in_frames() -> None:
     np.testing.assert_array_equal(travel(message)["large"], large)
 
 
-@pytest.mark.parametrize("value", ["text", None, 1j, np.array([{}]), np.zeros(2, "datetime64[s]")])
+@for_each("value", ["text", None, 1j, np.array([{}]), np.zeros(2, "datetime64[s]")])
 def test_what_is_no_array_of_numbers_is_refused(value: Any) -> None:
     with pytest.raises(ConfigurationError, match="'x' is"):
         pack(1, {"x": value})
@@ -114,13 +115,13 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("entry", BAD.values(), ids=BAD)
+@for_each("entry", BAD.values(), ids=BAD)
 def test_what_does_not_fit_is_refused(entry: Any) -> None:
     with pytest.raises(ProtocolError):
         unpack(Tensors(1, {"x": entry}, (bytes(8),)))
 
 
-@pytest.mark.parametrize("shape", [[0, 1 << 63], [1 << 56, 0]])
+@for_each("shape", [[0, 1 << 63], [1 << 56, 0]])
 def test_nothing_in_a_shape_beyond_memory_is_refused(shape: list[int]) -> None:
     with pytest.raises(ProtocolError, match="no usable shape"):
         unpack(Tensors(1, {"x": ["float32", shape, "raw", 0]}, ()))

@@ -8,9 +8,8 @@ import re
 from dataclasses import fields
 from pathlib import Path
 
-import pytest
-
 from tests.data.make_wire_vectors import PATH as VECTORS
+from tests.tables import for_each
 from zmqps.core.job.spec import OPTIONS
 from zmqps.core.protocol.messages import BY_KIND, PROTOCOL_VERSION
 from zmqps.core.protocol.wire import CHECKS
@@ -67,7 +66,7 @@ def test_every_limit_is_the_one_in_force() -> None:
         assert getattr(importlib.import_module(f"zmqps.core.{module}"), name) == int(value.replace(",", "")), name
 
 
-@pytest.mark.parametrize("number", range(3))
+@for_each("number", range(3))
 def test_the_examples_are_test_vectors(number: int) -> None:
     found = re.findall(r"\(\*([^*]+)\*\):\n\n```\n(.*?)```", section("Examples"), re.DOTALL)
     assert len(found) == 3

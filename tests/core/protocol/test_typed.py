@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.core.strategies import almost, comparable, messages, mutated
+from tests.tables import for_each
 from zmqps.core.protocol import wire
 from zmqps.core.protocol.messages import (
     Ack,
@@ -55,7 +56,7 @@ def test_what_is_refused_is_refused_in_the_same_words(frames: list[bytes]) -> No
     assert read(list(frames)) == slowly(list(frames))
 
 
-@pytest.mark.parametrize(
+@for_each(
     "message",
     [
         Push(1, 2, 3, 4, 5, 6, 1, 1, "raw", "raw", (), ((0, 7, ()), (3, 8, (0, 4, 4, 9))), (b"12345678",)),
@@ -69,7 +70,6 @@ def test_what_is_refused_is_refused_in_the_same_words(frames: list[bytes]) -> No
         Committed(1, 2),
         Proceed(1, 2, 1),
     ],
-    ids=lambda message: type(message).__name__,
 )
 def test_messages_of_a_step_need_no_second_look(message: Message, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire, "_unpack", lambda header: pytest.fail("it was read by the checks"))

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from tests.core.strategies import NOISE, almost, as_bytes, comparable, messages, mutated, placements
 from tests.imports import dotted, modules
+from tests.tables import for_each
 from zmqps.core.protocol import messages as m
 from zmqps.core.protocol import wire
 from zmqps.core.protocol.messages.large import Large
@@ -61,14 +62,14 @@ def test_kinds_are_unique_and_every_annotation_has_a_check() -> None:
     assert annotations == set(wire.CHECKS) | {"Payload"}
 
 
-@pytest.mark.parametrize("stage", [0, 3])
+@for_each("stage", [0, 3])
 def test_a_state_is_decoded_as_a_member_of_its_enum(stage: int) -> None:
     saved = decode([msgpack.packb([m.Saved.kind, 1, 2, stage, {}])])
     assert isinstance(saved, m.Saved)
     assert saved.stage is SaveStage(stage)
 
 
-@pytest.mark.parametrize("stage", [4, -1, 1.0, True, "kept", None])
+@for_each("stage", [4, -1, 1.0, True, "kept", None])
 def test_a_state_that_does_not_exist_is_refused(stage: object) -> None:
     with pytest.raises(ProtocolError, match="is no SaveStage"):
         decode([msgpack.packb([m.Saved.kind, 1, 2, stage, {}])])
@@ -124,8 +125,8 @@ def test_words_for_people_are_cut_to_what_a_receiver_takes() -> None:
 HELLO = ["zmqps", 7, "worker", bytes(16), "name", "host", 1, "", []]
 
 
-@pytest.mark.parametrize(
-    ("appended", "job"),
+@for_each(
+    "appended, job",
     [
         ([], ""),
         (["resnet"], "resnet"),
@@ -212,7 +213,7 @@ MALFORMED = {
 }
 
 
-@pytest.mark.parametrize(("frames", "error"), MALFORMED.values(), ids=MALFORMED)
+@for_each("frames, error", MALFORMED.values(), ids=MALFORMED)
 def test_the_decoder_refuses(frames, error) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(ProtocolError) as caught:
         decode(frames)
@@ -272,7 +273,7 @@ GREEDY = {
 }
 
 
-@pytest.mark.parametrize("kind", sorted(m.BY_KIND), ids=lambda kind: m.BY_KIND[kind].__name__)
+@for_each("kind", sorted(m.BY_KIND))
 def test_a_header_is_as_large_as_its_kind_needs(kind) -> None:  # type: ignore[no-untyped-def]
     limit = wire.HEADER_NBYTES.get(kind, wire.MAX_SHORT_HEADER_NBYTES)
     with pytest.raises(LimitError, match="size of the header"):
@@ -303,8 +304,8 @@ def test_a_header_with_more_than_there_is_to_say_about_a_shard_is_refused() -> N
     assert isinstance(decode(encode(m.Shutdown("x" * wire.MAX_TEXT_CHARS)), lambda: 1), m.Shutdown)
 
 
-@pytest.mark.parametrize("unit", GREEDY.values(), ids=GREEDY)
-@pytest.mark.parametrize("kind", [m.Error.kind, m.Hello.kind], ids=lambda k: m.BY_KIND[k].__name__)
+@for_each("unit", GREEDY.values(), ids=GREEDY)
+@for_each("kind", [m.Error.kind, m.Hello.kind])
 def test_the_worst_header_takes_a_small_multiple_of_its_bytes(kind, unit) -> None:  # type: ignore[no-untyped-def]
     count = (wire.HEADER_NBYTES[kind] - 8) // len(unit)
     header = bytes([0x92, kind, 0xDD]) + struct.pack(">I", count) + unit * count
@@ -316,7 +317,7 @@ def init_of(job: object) -> bytes:
     return msgpack.packb([m.Init.kind, 1, job])
 
 
-@pytest.mark.parametrize("over", [-1, 0, 1])
+@for_each("over", [-1, 0, 1])
 def test_a_large_header_is_read_in_pieces_to_the_same(over) -> None:  # type: ignore[no-untyped-def]
     fill = 5 * wire.PIECE_NBYTES + over - len(init_of({"x": "", "y": [1.5, [], {"z": None}]})) - 4
     job = {"x": "é" * (fill // 2), "y": [1.5, [], {"z": None}]}
@@ -342,7 +343,7 @@ def test_other_threads_have_turns_while_a_large_header_is_read(monkeypatch: pyte
     assert max(fed) <= wire.PIECE_NBYTES
 
 
-@pytest.mark.parametrize("maps", [1, 8])
+@for_each("maps", [1, 8])
 def test_the_maps_of_a_job_have_so_many_entries_at_most(maps) -> None:  # type: ignore[no-untyped-def]
     most = wire.MAX_INIT_ENTRIES
     entries = {f"{i:06x}": 0 for i in range(most // maps)}
@@ -379,9 +380,7 @@ def peak_nbytes_of_decoding(frames: list[bytes]) -> int:
     return peak
 
 
-@pytest.mark.parametrize(
-    "claim", [b"\xdd", b"\xdf", b"\xdb", b"\xc6", b"\xc9"], ids=["list", "map", "text", "bytes", "ext"]
-)
+@for_each("claim", [b"\xdd", b"\xdf", b"\xdb", b"\xc6", b"\xc9"], ids=["list", "map", "text", "bytes", "ext"])
 def test_a_size_that_is_merely_claimed_allocates_nothing(claim) -> None:  # type: ignore[no-untyped-def]
     header = b"\x92\x03" + claim + struct.pack(">I", 0xFFFF_FFF0)
     assert peak_nbytes_of_decoding([header]) < 100_000
@@ -405,7 +404,7 @@ def test_an_empty_header_takes_nothing() -> None:
     assert wire.decoded_nbytes(b"") == 0
 
 
-@pytest.mark.parametrize(("value", "at_least"), [([[]] * 1000, 56_000), ([{}] * 1000, 64_000), ([-1] * 1000, 0)])
+@for_each("value, at_least", [([[]] * 1000, 56_000), ([{}] * 1000, 64_000), ([-1] * 1000, 0)])
 def test_what_takes_much_of_little_is_counted(value: list[object], at_least: int) -> None:
     packed = msgpack.packb(value)
     assert at_least <= wire.decoded_nbytes(packed) <= 250 * len(packed)

@@ -9,6 +9,7 @@ import pytest
 
 from tests.core.strategies import as_bytes, comparable
 from tests.data.make_wire_vectors import PATH, from_json, render
+from tests.tables import for_each
 from zmqps.core.protocol.messages import BY_KIND, PROTOCOL_VERSION
 from zmqps.core.protocol.wire import decode, encode
 from zmqps.errors import ProtocolError
@@ -20,7 +21,7 @@ def frames_of(vector: dict[str, Any]) -> list[bytes]:
     return [bytes.fromhex(frame) for frame in vector["frames"]]
 
 
-@pytest.mark.parametrize("vector", VECTORS["messages"], ids=lambda vector: vector["name"])
+@for_each("vector", VECTORS["messages"])
 def test_a_vector_is_what_we_send_and_what_we_understand(vector: dict[str, Any]) -> None:
     message = from_json(vector["message"])
     assert type(message).__name__ == vector["message"]["type"]
@@ -28,7 +29,7 @@ def test_a_vector_is_what_we_send_and_what_we_understand(vector: dict[str, Any])
     assert comparable(decode(frames_of(vector))) == comparable(message)
 
 
-@pytest.mark.parametrize("vector", VECTORS["malformed"], ids=lambda vector: vector["name"])
+@for_each("vector", VECTORS["malformed"])
 def test_a_malformed_vector_is_refused_as_it_says(vector: dict[str, Any]) -> None:
     with pytest.raises(ProtocolError) as caught:
         decode(frames_of(vector))

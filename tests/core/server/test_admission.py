@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.core.machines import job, placement
+from tests.tables import for_each
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec, Parameter
 from zmqps.core.server.admission import Room, admit, described, required_nbytes
@@ -18,8 +19,8 @@ SPEC = job("a", "b")  # two of eight float32 each
 VALUES = 64
 
 
-@pytest.mark.parametrize(
-    ("spec", "num_slots", "num_workers", "expected"),
+@for_each(
+    "spec, num_slots, num_workers, expected",
     [
         (SPEC, 0, 5, {"values": VALUES}),
         (SPEC, 2, 5, {"values": VALUES, "optimizer slots": 2 * VALUES}),

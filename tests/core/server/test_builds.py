@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.core.machines import assign, job, make_shard, placement
+from tests.tables import for_each
 from zmqps.core.job.keyspace import Placement
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.events import Action, Run
@@ -110,9 +111,7 @@ def test_what_was_built_since_it_was_assigned_is_taken_off_and_what_was_there_be
     assert host.rooms == [Room(reserved_nbytes=130, available_nbytes=free - 30, num_workers=5)]
 
 
-@pytest.mark.parametrize(
-    ("change", "error"), [({"shard": 1}, ProtocolError), ({"job": {}}, PSError), ({"placement": {}}, PSError)]
-)
+@for_each("change, error", [({"shard": 1}, ProtocolError), ({"job": {}}, PSError), ({"placement": {}}, PSError)])
 def test_an_assignment_that_is_not_valid_is_refused_aside(change: dict[str, Any], error: type[PSError]) -> None:
     host = Host()
     with pytest.raises(error):
@@ -120,8 +119,8 @@ def test_an_assignment_that_is_not_valid_is_refused_aside(change: dict[str, Any]
     assert host.rooms == [], "nothing was built"
 
 
-@pytest.mark.parametrize(
-    ("error", "text"),
+@for_each(
+    "error, text",
     [
         (MemoryError("8 bytes"), r"s lacks the memory for shard 0 \(8 bytes\); start more servers"),
         (ZeroDivisionError("by zero"), r"s cannot build shard 0 of the job 'default': ZeroDivisionError\('by zero'\)"),
@@ -152,8 +151,8 @@ class Saved:
         raise NotImplementedError
 
 
-@pytest.mark.parametrize(
-    ("more", "ledgers"), [({}, None), ({"ledgers": True}, {"aa" * 16: [7, []]}), ({"ledgers": True, "anew": True}, {})]
+@for_each(
+    "more, ledgers", [({}, None), ({"ledgers": True}, {"aa" * 16: [7, []]}), ({"ledgers": True, "anew": True}, {})]
 )
 def test_who_goes_on_with_a_checkpoint_is_known_unless_shards_were_cut_since(more: Any, ledgers: Any) -> None:
     spec = job("a", size=8)
@@ -161,7 +160,7 @@ def test_who_goes_on_with_a_checkpoint_is_known_unless_shards_were_cut_since(mor
     assert done(Host(1 << 20, Saved()).take(message)).ledgers == ledgers
 
 
-@pytest.mark.parametrize("index", [0, 1])
+@for_each("index", [0, 1])
 def test_a_shard_begins_from_a_checkpoint_with_its_step_though_it_may_have_no_slice(index: int) -> None:
     spec = replace(job("a", size=8), mode="sync")
     where = Placement(placement(spec).keyspace, ((0, 8, 8),), 32)

@@ -26,6 +26,7 @@ from tests.core.machines import (
     sent,
     ticketed,
 )
+from tests.tables import for_each
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.tables import TableSpec
 from zmqps.core.protocol import exits
@@ -166,8 +167,8 @@ def test_a_shard_that_is_built_for_a_job_given_up_is_dropped() -> None:
     assert server.machine.tenants == {}
 
 
-@pytest.mark.parametrize(
-    ("raised", "code", "says"),
+@for_each(
+    "raised, code, says",
     [
         (OptimizerError("no such optimizer"), OptimizerError.code, "no such optimizer"),
         (MemoryError("8 GB"), JobError.code, "start more servers"),
@@ -185,7 +186,7 @@ def test_a_shard_that_cannot_be_built_is_reported_with_its_epoch(raised: Excepti
         assert says in message.text
 
 
-@pytest.mark.parametrize("change", [{"shard": 1}, {"job": {}}, {"placement": {}}])
+@for_each("change", [{"shard": 1}, {"job": {}}, {"placement": {}}])
 def test_an_assignment_that_makes_no_sense_is_refused_with_its_epoch(change: dict[str, Any]) -> None:
     server = Server()
     message = replace(assign(server.spec, placement(server.spec), epoch=4), **change)
@@ -268,7 +269,7 @@ def test_a_large_assignment_is_taken_from_nobody_but_the_coordinator() -> None:
         assert runs_of(actions) == []
 
 
-@pytest.mark.parametrize("names", [0, 3])
+@for_each("names", [0, 3])
 def test_the_tables_of_a_large_assignment_are_built(names: int) -> None:
     long = {**sgd(0.1).to_wire(), "groups": []}
     one = TableSpec(name="t", dim=4, optimizer=long, initial=Initial("normal", 0.0, 0.1).to_wire())
@@ -355,7 +356,7 @@ def test_a_push_that_asks_for_the_values_after_it_is_told_its_staleness_too() ->
     assert (list(values.versions), list(values.staleness)) == ([2], [1])
 
 
-@pytest.mark.parametrize("reply", [0, 1])
+@for_each("reply", [0, 1])
 def test_a_push_sent_again_is_answered_again_and_applied_once(reply: int) -> None:
     server = Server.trained("w", "v")
     kind = m.Values if reply else m.Ack
@@ -368,8 +369,8 @@ def test_a_push_sent_again_is_answered_again_and_applied_once(reply: int) -> Non
     assert server.values()[:8] == (-2 * EIGHT).tolist(), "another worker's sequence numbers are its own"
 
 
-@pytest.mark.parametrize(
-    ("message", "code"),
+@for_each(
+    "message, code",
     [
         (push(epoch=2), StaleEpochError.code),
         (push(epoch=0), StaleEpochError.code),
@@ -408,7 +409,7 @@ def test_all_that_is_refused_is_counted_and_the_log_says_whose_it_was() -> None:
     assert server.machine.counters()["refused"] == 3
 
 
-@pytest.mark.parametrize("message", [push(), m.Pull(7, 1, 0, 0, "raw", ())])
+@for_each("message", [push(), m.Pull(7, 1, 0, 0, "raw", ())])
 def test_a_request_before_hello_is_refused(message: Any) -> None:
     server = Server.trained()
     assert errors(server.get(message, "w")) == [NotJoinedError.code]
@@ -440,8 +441,8 @@ def test_an_observer_may_pull_but_not_push() -> None:
     assert server.values() == [0.0] * 16
 
 
-@pytest.mark.parametrize(
-    ("changes", "code"),
+@for_each(
+    "changes, code",
     [
         ({"magic": "http"}, 20),
         ({"version": 1}, ProtocolVersionError.code),

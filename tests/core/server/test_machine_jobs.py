@@ -11,6 +11,7 @@ import pytest
 
 from tests.core.machines import assign, errors, hello, job, make_shard, peer, placement, sent, ticketed
 from tests.core.server.test_machine import EIGHT, WELCOME, Server, pull, push, runs_of
+from tests.tables import for_each
 from zmqps.core.job.keyspace import Placement
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol import messages as m
@@ -119,8 +120,8 @@ def test_counters_are_of_each_job_and_of_all() -> None:
     assert set(heartbeat.counters["jobs"]) == {"1", "2", "3"}
 
 
-@pytest.mark.parametrize("who", ["w", "p"])
-@pytest.mark.parametrize("message", [push(1, epoch=A), pull(epoch=A), m.Load(3, A, ((0, 0, ()),), (EIGHT,))])
+@for_each("who", ["w", "p"])
+@for_each("message", [push(1, epoch=A), pull(epoch=A), m.Load(3, A, ((0, 0, ()),), (EIGHT,))])
 def test_a_job_is_not_touched_by_those_of_another(who: str, message: Any) -> None:
     server = two_jobs()
     server.get(ticketed("worker", "p", "b", epoch=B), "p")
@@ -131,7 +132,7 @@ def test_a_job_is_not_touched_by_those_of_another(who: str, message: Any) -> Non
     assert len(sent(server.get(pull(epoch=B), who), m.Values)) == 1, "it goes on with its own"
 
 
-@pytest.mark.parametrize("name", ["", "x" * 4000])
+@for_each("name", ["", "x" * 4000])
 def test_who_names_no_job_that_is_here_can_do_nothing(name: str) -> None:
     server = two_jobs()
     (refused,) = sent(server.get(replace(ticketed("worker", "u"), job=name), "u"), m.Error)
@@ -258,8 +259,8 @@ def test_what_is_kept_of_a_job_is_freed_and_that_is_confirmed_however_often_it_i
     assert sent(server.get(push(1, ONES, epoch=B, attempt=1), "w"), m.Ack)
 
 
-@pytest.mark.parametrize("again", [False, True])
-@pytest.mark.parametrize("message", [push(2, epoch=A), pull(epoch=A), m.Load(3, A, ((0, 0, ()),), (EIGHT,))])
+@for_each("again", [False, True])
+@for_each("message", [push(2, epoch=A), pull(epoch=A), m.Load(3, A, ((0, 0, ()),), (EIGHT,))])
 def test_who_speaks_of_a_job_that_has_ended_is_told(message: Any, again: bool) -> None:
     server = two_jobs()
     server.get(push(1, epoch=A), "v")
@@ -285,7 +286,7 @@ def test_who_waits_for_a_version_of_a_job_that_ends_is_told_and_others_wait_on()
     assert server.machine.tenants[B].counters()["parked"] == 1
 
 
-@pytest.mark.parametrize("overtaken", [1, 2])
+@for_each("overtaken", [1, 2])
 def test_an_assignment_that_was_overtaken_by_its_end_leaves_nothing_behind(overtaken: int) -> None:
     server = Host()
     for _ in range(overtaken):
@@ -323,7 +324,7 @@ def test_the_next_job_of_a_name_begins_with_nothing_of_the_one_before() -> None:
     assert server.machine.counters()["jobs"]["5"].get("duplicates", 0) == 0
 
 
-@pytest.mark.parametrize("next_is_there", [False, True])
+@for_each("next_is_there", [False, True])
 def test_who_comes_for_the_next_job_is_not_forgotten_with_the_one_before(next_is_there: bool) -> None:
     server = Host()
     server.begin(A, ASYNC, "a", "v")

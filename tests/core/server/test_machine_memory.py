@@ -13,6 +13,7 @@ from tests.core.server.scarcity import ScarceHost, ScarceRules, Scarcity, copies
 from tests.core.server.test_machine import Server, pull, push
 from tests.core.server.test_machine_steps import ONES, brought, commit
 from tests.simulator.jobs.training import ReferenceRules
+from tests.tables import for_each
 from zmqps.core.protocol.events import COORDINATOR
 from zmqps.core.protocol.messages import Ack, Commit, Committed, Error, Load, Values
 from zmqps.core.server.dense.memory import HostMemory
@@ -152,7 +153,7 @@ def test_a_push_that_is_applied_is_not_said_to_have_failed_because_its_answer_di
     assert list(values.payload[0]) == [-1.0] * 8, "applied once, however often it was asked for"
 
 
-@pytest.mark.parametrize("failing", [0, 2])
+@for_each("failing", [0, 2])
 def test_what_cannot_be_remembered_is_not_applied(failing: int) -> None:
     server, _ = scarce("w")
     assert sent(server.get(push(1, ONES), "w"), Ack)

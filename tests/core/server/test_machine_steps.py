@@ -10,6 +10,7 @@ import pytest
 
 from tests.core.machines import assign, errors, hello, job, peer, sent, ticketed
 from tests.core.server.test_machine import WELCOME, Server, pull, push, runs_of
+from tests.tables import for_each
 from zmqps.codecs import parse
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec
@@ -101,9 +102,7 @@ def test_contributors_that_died_count_all_the_same() -> None:
     assert server.values()[:8] == [-1.0] * 8
 
 
-@pytest.mark.parametrize(
-    ("message", "code"), [(m.Commit(1, 1, ()), ProtocolError.code), (m.Commit(2, 0, ()), StaleEpochError.code)]
-)
+@for_each("message, code", [(m.Commit(1, 1, ()), ProtocolError.code), (m.Commit(2, 0, ()), StaleEpochError.code)])
 def test_a_commit_that_cannot_be_is_refused(message: m.Commit, code: int) -> None:
     server = serve("w")
     assert errors(server.get(message)) == [code]
@@ -212,8 +211,8 @@ def test_an_exact_version_that_passes_by_slice_by_slice_is_refused_when_it_can_n
     assert server.machine.counters()["parked"] == 0
 
 
-@pytest.mark.parametrize(
-    ("message", "code"),
+@for_each(
+    "message, code",
     [(pull(version=1, slice_=9), SliceRangeError.code), (pull(version=1, codec="zip"), CodecError.code)],
 )
 def test_a_pull_that_makes_no_sense_is_not_parked(message: m.Pull, code: int) -> None:
@@ -222,7 +221,7 @@ def test_a_pull_that_makes_no_sense_is_not_parked(message: m.Pull, code: int) ->
     assert server.machine.counters()["parked"] == 0
 
 
-@pytest.mark.parametrize("is_lost", [False, True])
+@for_each("is_lost", [False, True])
 def test_the_parked_pulls_of_who_is_gone_are_forgotten(is_lost: bool) -> None:
     server = serve("w", "v")
     server.get(pull(version=1), "v")
@@ -310,7 +309,7 @@ def large(**options: Any) -> Server:
     return server
 
 
-@pytest.mark.parametrize("spec", ["bf16", "int8:block=16", "topk:fraction=0.1", "onebit"])
+@for_each("spec", ["bf16", "int8:block=16", "topk:fraction=0.1", "onebit"])
 def test_a_push_in_a_codec_is_what_the_blob_says(spec: str) -> None:
     server, codec = large(), parse(spec)
     blob = codec.encode(LARGE)
@@ -328,8 +327,8 @@ def test_a_push_in_a_codec_of_two_parts_is_two_blobs() -> None:
     np.testing.assert_allclose(server.values(), -np.concatenate([LARGE, 2 * LARGE]), atol=0.02)
 
 
-@pytest.mark.parametrize(
-    ("changes", "code"),
+@for_each(
+    "changes, code",
     [
         ({"codec": "int8:block=17,block=17"}, ProtocolError.code),
         ({"codec": "int8", "payload": (b"junk",)}, ProtocolError.code),
@@ -348,7 +347,7 @@ def test_a_push_in_a_codec_that_is_refused_changes_nothing(changes: dict[str, An
     assert len(sent(server.get(push(1, LARGE), "w"), m.Ack)) == 1, "it is not in the ledger either"
 
 
-@pytest.mark.parametrize("spec", ["bf16", "fp16", "int8:block=64"])
+@for_each("spec", ["bf16", "fp16", "int8:block=64"])
 def test_values_come_in_the_codec_that_was_asked_for(spec: str) -> None:
     server, codec = large(), parse(spec)
     (answer,) = sent(server.get(push(1, LARGE, reply=1, reply_codec=spec), "w"), m.Values)

@@ -7,6 +7,7 @@ import pytest
 from tests.core.machines import errors, exits_of, identity, job, logged, make_shard, peer, sent, ticketed
 from tests.core.server.test_machine import EIGHT, WELCOME, Server, push
 from tests.modes import MODES
+from tests.tables import for_each
 from zmqps.core.protocol import exits
 from zmqps.core.protocol.events import COORDINATOR, Send, Stop
 from zmqps.core.protocol.messages import (
@@ -35,8 +36,8 @@ def test_what_no_order_is_concerns_the_member_alone() -> None:
     assert server.machine.member.cluster.num_workers == 3
 
 
-@pytest.mark.parametrize(
-    ("message", "code"),
+@for_each(
+    "message, code",
     [
         (Shutdown("all jobs are done"), exits.OK),
         (Error.of(0, EvictedError("gone")), exits.EVICTED),
@@ -74,7 +75,7 @@ class Kernel(Server):
         self.machine.start(0.0)
 
 
-@pytest.mark.parametrize("mode", ["async", "sync"])
+@for_each("mode", ["async", "sync"])
 def test_the_kernel_alone_trains(mode: str) -> None:
     server = Kernel()
     server.spec = job("a", "b", **MODES[mode])

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from tests.core.machines import job, make_shard, placement, zeros
+from tests.tables import for_each
 from zmqps.core.protocol.messages import Pull
 from zmqps.core.server.parked import DeferredPulls, nbytes_of
 from zmqps.core.server.parts import COMMITTED
@@ -84,9 +84,7 @@ def test_what_a_pull_takes_grows_with_its_slices_and_their_ranges() -> None:
     assert sizes == [1024, 1536, 1616, 1024 + 51_200]
 
 
-@pytest.mark.parametrize(
-    ("version", "exact", "expected"), [(1, 0, [(1, 1)]), (2, 0, [(0, 2)]), (7, 0, [(0, 7)]), (7, 1, [(0, 2), (1, 1)])]
-)
+@for_each("version, exact, expected", [(1, 0, [(1, 1)]), (2, 0, [(0, 2)]), (7, 0, [(0, 7)]), (7, 1, [(0, 2), (1, 1)])])
 def test_a_pull_waits_for_the_first_slice_that_lacks_its_version_or_for_any_change(
     version: int, exact: int, expected: list[tuple[int, int]]
 ) -> None:

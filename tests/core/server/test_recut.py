@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.simulator.jobs.training import ReferenceRules, row_rule
+from tests.tables import for_each
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.recut import parents, pieces_of
 from zmqps.core.job.spec import JobSpec, Parameter
@@ -102,7 +103,7 @@ def rows_of(made: Sequence[Shard], name: str) -> dict[int, list[Any]]:
     return found
 
 
-@pytest.mark.parametrize(("few", "many"), [(1, 3), (3, 2), (2, 5)])
+@for_each("few, many", [(1, 3), (3, 2), (2, 5)])
 def test_rows_go_with_their_buckets_and_are_as_old_as_they_were(few: int, many: int) -> None:
     before, after = (Placement.balance(KeySpace.of(TABLES), number, 1 << 14) for number in (few, many))
     there, placement, rng = with_tables(before), before, np.random.default_rng(few)

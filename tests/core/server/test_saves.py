@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import pytest
 
 from tests.core.machines import assign, job, make_shard, placement, sent
+from tests.tables import for_each
 from zmqps.core.protocol.events import Action, Run
 from zmqps.core.protocol.messages import Save, Saved
 from zmqps.core.protocol.messages.saving import SaveStage
@@ -165,7 +165,7 @@ def test_asked_again_while_it_writes_it_says_how_far_it_is() -> None:
     assert len(server.work) == 1
 
 
-@pytest.mark.parametrize("fails", ["", "write"])
+@for_each("fails", ["", "write"])
 def test_asked_again_after_its_end_it_says_it_again_and_writes_nothing(fails: str) -> None:
     server = Server.asked(fails)
     (said,) = server.do_all()
@@ -187,7 +187,7 @@ def test_it_reports_once_a_second_at_most() -> None:
     assert stages(server.do()) == [SaveStage.WRITING]
 
 
-@pytest.mark.parametrize("fails", ["open", "write", "close"])
+@for_each("fails", ["open", "write", "close"])
 def test_a_disk_that_fails_fails_the_save_and_nothing_else(fails: str) -> None:
     server = Server.asked(fails)
     (said,) = server.do_all()
@@ -202,8 +202,8 @@ def test_a_disk_that_fails_fails_the_save_and_nothing_else(fails: str) -> None:
     assert all((value == -1.0).all() for value in server.files.pieces.values())
 
 
-@pytest.mark.parametrize("number", [1, None], ids=["it", "with its job"])
-@pytest.mark.parametrize("after", range(5))
+@for_each("number", [1, None], ids=["it", "with its job"])
+@for_each("after", range(5))
 def test_what_is_given_up_keeps_nothing_and_closes_its_files_once_the_thread_is_done(
     after: int, number: int | None
 ) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.core.machines import assign, job, placement
+from tests.tables import for_each
 from zmqps.core.protocol.messages import Commit, Leave, Load, Message, Pull, Push
 from zmqps.core.server.shortage import MAX_WHY_CHARS, as_error
 from zmqps.errors import ServerMemoryError
@@ -12,8 +11,8 @@ from zmqps.errors import ServerMemoryError
 SPEC = job()
 
 
-@pytest.mark.parametrize(
-    ("message", "what"),
+@for_each(
+    "message, what",
     [
         (Push(1, 1, 1, 0, 0, 1, 0, 0, "raw", "raw", (), (), ()), "a push"),
         (Pull(1, 1, 0, 0, "raw", ()), "a pull"),
@@ -31,6 +30,6 @@ def test_it_says_who_lacked_memory_and_for_what(message: Message, what: str) -> 
     assert error.__cause__ is cause
 
 
-@pytest.mark.parametrize(("said", "why"), [("", "the system gave none"), ("x" * 1000, "x" * MAX_WHY_CHARS)])
+@for_each("said, why", [("", "the system gave none"), ("x" * 1000, "x" * MAX_WHY_CHARS)])
 def test_what_the_allocator_has_said_is_short_and_never_empty(said: str, why: str) -> None:
     assert as_error("server-0", Commit(1, 0, ()), MemoryError(said)).why == why

@@ -7,6 +7,7 @@ import pytest
 
 from tests.core.machines import assign, job, make_shard, placement
 from tests.simulator.jobs.training import ReferenceRules
+from tests.tables import for_each
 from zmqps.core.protocol.messages import Pull
 from zmqps.core.server.dense.beside import GRANT_NBYTES, LEAST_NBYTES, Beside
 from zmqps.core.server.dense.stale import treated
@@ -36,8 +37,8 @@ def tenant(*, built: bool = True, loaded: bool = True) -> Tenant:
     return tenant
 
 
-@pytest.mark.parametrize(
-    ("state", "built", "ready"),
+@for_each(
+    "state, built, ready",
     [
         ({"built": False}, "no shard of the job 'resnet' yet; call worker.init", "no shard of the job 'resnet' yet"),
         ({"loaded": False}, None, "this shard has no initial values yet; wait for worker.init"),

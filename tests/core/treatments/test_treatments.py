@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from tests.core.strategies import PLAIN
 from tests.modes import MODES
+from tests.tables import for_each
 from zmqps.core.job.spec import JobSpec, Parameter
 from zmqps.core.treatments import TREATMENTS, Compensate, Divide, Drop, ReadCopies, make_treatment
 from zmqps.errors import ConfigurationError, PSError
@@ -17,7 +18,7 @@ from zmqps.optim import sgd
 G, W, READ = (np.array(values, "f4") for values in ([1.0, -2.0, 0.5], [3.0, 3.0, 3.0], [1.0, 4.0, 3.0]))
 
 
-@pytest.mark.parametrize(("staleness", "factor"), [(0, 1.0), (1, 1.0), (2, 0.5), (4, 0.25)])
+@for_each("staleness, factor", [(0, 1.0), (1, 1.0), (2, 0.5), (4, 0.25)])
 def test_a_gradient_is_divided_by_its_staleness(staleness, factor) -> None:  # type: ignore[no-untyped-def]
     np.testing.assert_array_equal(Divide().correct(G, W, None, staleness), factor * G)
 
@@ -39,7 +40,7 @@ def test_for_a_loss_whose_gradient_squared_is_its_curvature_the_compensation_is_
     assert error < 0.06 * abs(-1 / read + 1 / now)
 
 
-@pytest.mark.parametrize("treatment", [Divide(), Drop(9), Compensate(0.04)])
+@for_each("treatment", [Divide(), Drop(9), Compensate(0.04)])
 def test_what_came_in_is_never_written_to(treatment) -> None:  # type: ignore[no-untyped-def]
     arrays = [array.copy() for array in (G, W, READ)]
     for array in arrays:
@@ -53,7 +54,7 @@ def test_a_huge_gradient_is_not_made_nan_by_values_that_did_not_change() -> None
     np.testing.assert_array_equal(Compensate(1.0).correct(huge, W, W, 1), huge)
 
 
-@pytest.mark.parametrize("treatment", [Divide(), Drop(8), Compensate(0.04)])
+@for_each("treatment", [Divide(), Drop(8), Compensate(0.04)])
 def test_a_treatment_survives_the_wire(treatment) -> None:  # type: ignore[no-untyped-def]
     assert make_treatment(treatment.to_wire()) == treatment
     assert TREATMENTS[treatment.name] is type(treatment)
@@ -63,8 +64,8 @@ def test_no_treatment_is_none() -> None:
     assert make_treatment(None) is None
 
 
-@pytest.mark.parametrize(
-    ("wire", "text"),
+@for_each(
+    "wire, text",
     [
         ({}, "one of compensate, divide, drop"),
         ({"name": "wait"}, "not 'wait'"),

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from tests.core.machines import resolved, sent
 from tests.core.worker.layout.test_rollbacks import S2, S3, synchronous
 from tests.core.worker.test_session import S0, S1, error, values_of
 from tests.core.worker.test_transfers import Training, each, failure, outcome
+from tests.tables import for_each
 from zmqps.core.protocol import messages as m
 from zmqps.core.protocol.events import Action
 from zmqps.core.worker.operations import Advance, Cancelled, Exchange
@@ -23,7 +22,7 @@ def waiting(training: Training) -> tuple[Exchange, list[Action]]:
     return pull, [*acked, *training.ask(pull)]
 
 
-@pytest.mark.parametrize("first", [{S0: 1, S1: 1}, {S0: 1}])
+@for_each("first", [{S0: 1, S1: 1}, {S0: 1}])
 def test_it_ends_with_the_answer_to_the_arrival_and_all_values(first: dict[bytes, int]) -> None:
     training = Training()
     pull, asked = waiting(training)
@@ -63,7 +62,7 @@ def test_a_push_that_waits_before_it_leaves_first() -> None:
     assert (len(sent(proceeded, m.Push)), sent(proceeded, m.Pull)) == (4, [])
 
 
-@pytest.mark.parametrize(("version", "counted"), [(0, 1), (3, 0)])
+@for_each("version, counted", [(0, 1), (3, 0)])
 def test_who_goes_on_at_another_step_takes_it_back_and_asks_for_that(version: int, counted: int) -> None:
     """At the same one where more gradients are needed; at a later one where the others have gone on."""
     training = Training()
@@ -138,7 +137,7 @@ def test_it_fails_with_a_server_that_is_lost() -> None:
     failure(training.get(m.Lost("server", 1, "s1", b"l" * 16, 3.0)), pull, PeerLostError)
 
 
-@pytest.mark.parametrize("kind", ["each", "exact", "skips first"])
+@for_each("kind", ["each", "exact", "skips first"])
 def test_what_is_told_of_one_by_one_or_is_no_read_of_the_next_version_is_not_asked_for(kind: str) -> None:
     training = Training(retain=1)
     training.brought()

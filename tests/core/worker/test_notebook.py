@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.tables import for_each
 from zmqps.core.protocol.fields import Entry
 from zmqps.core.protocol.messages import Note
 from zmqps.core.protocol.messages.notes import MAX_ENTRIES, MAX_ENTRIES_NBYTES, MAX_STEP, MAX_VALUES
@@ -43,8 +44,8 @@ def test_what_is_logged_is_sent_with_its_age() -> None:
     assert sent(book) == (0, ((3.0, 12, {"loss": 0.5, "accuracy": 0.25}), (1.0, None, {"loss": 0.25})))
 
 
-@pytest.mark.parametrize(
-    ("value", "plain"),
+@for_each(
+    "value, plain",
     [
         (1, 1.0), (True, 1.0), (np.float32(0.5), 0.5), (np.int64(3), 3.0), (np.array(4.0), 4.0), (Fraction(1, 2), 0.5),
         (Tensor(0), 2.5), (math.inf, math.inf),
@@ -65,9 +66,7 @@ def test_nan_stays_nan() -> None:
     assert math.isnan(sent(book)[1][0][2]["loss"])
 
 
-@pytest.mark.parametrize(
-    "value", ["1.0", b"1", None, [1.0], np.ones(1), np.ones((2, 2)), 1j, Tensor(1), object(), 10**400]
-)
+@for_each("value", ["1.0", b"1", None, [1.0], np.ones(1), np.ones((2, 2)), 1j, Tensor(1), object(), 10**400])
 def test_what_is_no_number_is_refused(value: object) -> None:
     book = Notebook()
     with pytest.raises(ConfigurationError, match="the value 'loss' must be one number"):
@@ -75,25 +74,25 @@ def test_what_is_no_number_is_refused(value: object) -> None:
     assert not book.take(), "nothing of the call is noted"
 
 
-@pytest.mark.parametrize("name", ["", "x" * 65, "a\nb", 3, None, b"loss", "\x1b[31m"])
+@for_each("name", ["", "x" * 65, "a\nb", 3, None, b"loss", "\x1b[31m"])
 def test_names_that_nobody_can_show_are_refused(name: object) -> None:
     with pytest.raises(ConfigurationError, match="the name of a value"):
         Notebook().add(0.0, {name: 1.0})  # type: ignore[dict-item]
 
 
-@pytest.mark.parametrize("step", [-1, 1.5, "3", True, MAX_STEP + 1])
+@for_each("step", [-1, 1.5, "3", True, MAX_STEP + 1])
 def test_steps_that_are_no_whole_numbers_are_refused(step: object) -> None:
     with pytest.raises(ConfigurationError, match="step must be"):
         Notebook().add(0.0, {"x": 1.0}, step)
 
 
-@pytest.mark.parametrize("values", [{}, {str(k): 1.0 for k in range(MAX_VALUES + 1)}])
+@for_each("values", [{}, {str(k): 1.0 for k in range(MAX_VALUES + 1)}])
 def test_none_and_too_many_values_are_refused(values: dict[str, float]) -> None:
     with pytest.raises(ConfigurationError, match="1 to 64 values"):
         Notebook().add(0.0, values)
 
 
-@pytest.mark.parametrize("values", [3.0, [("loss", 1.0)], None])
+@for_each("values", [3.0, [("loss", 1.0)], None])
 def test_what_is_no_mapping_is_refused(values: Any) -> None:
     with pytest.raises(ConfigurationError, match="values must be numbers by name"):
         Notebook().add(0.0, values)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.core.machines import exits_of, resolved, sent
 from tests.core.worker.test_session import WELCOME, Session
+from tests.tables import for_each
 from zmqps.core.protocol import messages as m
 from zmqps.core.protocol.events import COORDINATOR, Action, Connected, Disconnected, Send, Stop
 from zmqps.core.worker.notes import LAST_S, PAUSE_S, RETRY_S
@@ -130,7 +129,7 @@ def test_the_statistics_and_the_heartbeats_say_how_much_is_logged_and_lost() -> 
     assert (counters["logged"], counters["log_dropped"]) == (2000, 976)
 
 
-@pytest.mark.parametrize("upto", [0, 5, 1 << 60])
+@for_each("upto", [0, 5, 1 << 60])
 def test_whatever_the_coordinator_confirms_nothing_breaks(upto: int) -> None:
     session = Logging()
     session.get(m.Noted(upto))

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import pytest
 
+from tests.tables import for_each
 from zmqps.core.job.spec import MAX_COUNT
 from zmqps.core.protocol.messages import Proceed
 from zmqps.core.protocol.terms import SET
@@ -56,7 +56,7 @@ def test_in_the_asynchronous_mode_there_is_no_gate() -> None:
     assert pull.version == 3
 
 
-@pytest.mark.parametrize("mode", ["sync", "bounded"])
+@for_each("mode", ["sync", "bounded"])
 def test_a_push_of_everything_closes_the_gate_and_its_answer_opens_it(mode: str) -> None:
     p = pace(mode)
     transfer = push(p)
@@ -82,9 +82,7 @@ def test_a_synchronous_read_demands_the_version_of_the_clock() -> None:
         step(p, version=version + 1)
 
 
-@pytest.mark.parametrize(
-    ("mode", "asked", "demanded"), [("sync", 3, 3), ("bounded", 0, 0)], ids=["an older one", "bounded"]
-)
+@for_each("mode, asked, demanded", [("sync", 3, 3), ("bounded", 0, 0)], ids=["an older one", "bounded"])
 def test_a_read_of_an_older_version_demands_that_one_and_a_bounded_one_none(
     mode: str, asked: int, demanded: int
 ) -> None:
@@ -116,7 +114,7 @@ def test_every_push_has_an_attempt_of_its_own_and_only_the_good_ones_are_named()
     assert p.arriving(1).attempts == (again.attempt,)
 
 
-@pytest.mark.parametrize("fails", [False, True])
+@for_each("fails", [False, True])
 def test_an_earlier_push_that_is_acknowledged_later_belongs_to_the_step_unless_it_fails(fails: bool) -> None:
     p = pace()
     partial, whole = push(p, whole=False), push(p)
@@ -141,7 +139,7 @@ def test_a_step_begins_with_nothing() -> None:
     assert step(p, version=2).attempts == (2,)
 
 
-@pytest.mark.parametrize("mode", ["sync", "bounded"])
+@for_each("mode", ["sync", "bounded"])
 def test_who_is_told_of_the_step_it_is_in_keeps_what_it_has_brought_to_it(mode: str) -> None:
     p = pace(mode, clock=3)
     transfer = push(p)
@@ -279,8 +277,8 @@ def wanted() -> StepExamples:
     return counted
 
 
-@pytest.mark.parametrize(
-    ("pushes", "examples"),
+@for_each(
+    "pushes, examples",
     [
         ([], 1),
         ([batch(8, 0, 1)], 8),

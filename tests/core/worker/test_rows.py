@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.core.machines import hello, sent
+from tests.tables import for_each
 from zmqps import codecs
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import Parameter
@@ -99,7 +100,7 @@ def test_the_parts_of_a_shard_are_of_about_one_size(shards: int, num_rows: int) 
         assert max(mine) - min(mine) <= 1
 
 
-@pytest.mark.parametrize("shards", [1, 3])
+@for_each("shards", [1, 3])
 def test_few_rows_are_one_message_a_shard_and_no_part_is_less_than_a_bucket(shards: int) -> None:
     parts = parts_of(shards)
     few = shards * rows.CHUNK_NBYTES // (TABLE.nbytes + 8)
@@ -262,7 +263,7 @@ def cut(data: st.DataObject, array: Array) -> list[Array]:
     return [np.frombuffer(b"x" + piece.tobytes(), np.uint8)[1:] if i % 2 else piece for i, piece in enumerate(pieces)]
 
 
-@pytest.mark.parametrize("wrong", [-1, 1])
+@for_each("wrong", [-1, 1])
 def test_an_answer_of_another_size_is_refused_and_nothing_is_written(wrong: int) -> None:
     parts, where, wanted = grouped(2, some_ids(50), 0)
     target = target_of(wanted)
@@ -313,8 +314,8 @@ def test_a_scan_keeps_counters_ids_and_rows(ids: Array, data: st.DataObject) -> 
     assert target.versions == {cargo: 9}
 
 
-@pytest.mark.parametrize(
-    ("dim", "change"),
+@for_each(
+    "dim, change",
     [
         (DIM, lambda b: b[:-1]),
         (DIM, lambda b: b + b"x"),
@@ -499,7 +500,7 @@ def test_an_acknowledgement_ends_a_push() -> None:
     assert push.remaining == 0
 
 
-@pytest.mark.parametrize("payload", [[], [np.zeros(DIM - 1, np.float32)], [np.zeros(3 * DIM, np.float32)]])
+@for_each("payload", [[], [np.zeros(DIM - 1, np.float32)], [np.zeros(3 * DIM, np.float32)]])
 def test_an_answer_that_does_not_fit_is_a_protocol_error(payload: list[Array]) -> None:
     connection = Connection()
     [message] = sent(connection.begin(connection.pull(np.array([1, 2]))), PullRows)

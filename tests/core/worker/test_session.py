@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.core.machines import errors, exits_of, failed, identity, job, logged, placement, resolved, sent, zeros
+from tests.tables import for_each
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol import messages as m
 from zmqps.core.protocol.events import (
@@ -287,7 +287,7 @@ def test_an_init_after_a_server_was_lost_during_the_upload_uses_the_new_placemen
     assert session.machine.attached.job == session.spec
 
 
-@pytest.mark.parametrize("names", ["", "0", "012"])
+@for_each("names", ["", "0", "012"])
 def test_a_job_that_does_not_name_one_server_for_each_shard_fails_the_init(names: str) -> None:
     session = Session.joined()
     init = session.start()
@@ -305,7 +305,7 @@ def test_an_upload_to_a_server_that_refuses_us_fails_the_init() -> None:
 # --- transfers ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["pull", "push"])
+@for_each("kind", ["pull", "push"])
 def test_a_transfer_is_done_when_every_shard_has_answered(kind: str) -> None:
     session = Session.attached()
     transfer = session.transfer(kind)
@@ -463,8 +463,8 @@ def test_a_silent_coordinator_fails_what_waits_for_it_while_transfers_go_on() ->
 SYNCHRONOUS = replace(job(*"abcd"), mode="sync")
 
 
-@pytest.mark.parametrize(
-    ("begun", "version", "timeout", "until"),
+@for_each(
+    "begun, version, timeout, until",
     [(0.0, 0, 60.0, 12.0), (12.0, 0, 5.0, 18.0), (12.0, 1, 60.0, None)],
     ids=["which is lost meanwhile", "at its deadline", "at once for what only a step brings"],
 )
@@ -490,9 +490,9 @@ def test_a_pull_of_values_that_are_there_goes_on_without_a_coordinator() -> None
     assert [operation for operation, _ in resolved(session.answer(requests))] == [pull]
 
 
-@pytest.mark.parametrize("mode", ["async", "sync"])
-@pytest.mark.parametrize("kind", ["push", "pull"])
-@pytest.mark.parametrize("begun", [9.5, 12.0])
+@for_each("mode", ["async", "sync"])
+@for_each("kind", ["push", "pull"])
+@for_each("begun", [9.5, 12.0])
 def test_what_servers_do_not_answer_without_a_coordinator_fails_long_before_its_deadline(
     kind: str, mode: str, begun: float
 ) -> None:
@@ -539,8 +539,8 @@ def test_a_server_that_has_ended_with_the_coordinator_fails_what_needs_it() -> N
     failed(session.ask(session.transfer("push")), PeerLostError)
 
 
-@pytest.mark.parametrize(
-    ("until", "hear", "text"),
+@for_each(
+    "until, hear, text",
     [(2.0, False, ""), (6.0, False, "; the coordinator has been silent for 6.0 s"), (8.0, True, "")],
 )
 def test_a_deadline_that_comes_before_the_loss_tells_of_a_silence(until: float, hear: bool, text: str) -> None:
@@ -631,7 +631,7 @@ def test_a_push_that_was_begun_is_completed_although_it_is_cancelled() -> None:
     assert (push, None) in resolved(session.answer(asked, S1))
 
 
-@pytest.mark.parametrize("kind", ["push", "pull", "push_pull"])
+@for_each("kind", ["push", "pull", "push_pull"])
 def test_a_transfer_that_is_cancelled_before_it_was_sent_never_is(kind: str) -> None:
     session = Session.joined()
     session.get(session.job(session.start().request))
@@ -674,7 +674,7 @@ def test_finish_does_not_wait_for_a_word_of_a_coordinator_that_is_gone() -> None
     assert resolved(session.wait(12.0))[-1] == (finish, None)
 
 
-@pytest.mark.parametrize("asked_before", [False, True])
+@for_each("asked_before", [False, True])
 def test_finish_waits_for_transfers_although_the_coordinator_is_gone(asked_before: bool) -> None:
     session = Session.attached()
     requests = session.ask(session.transfer("push"), timeout=60.0)
@@ -753,7 +753,7 @@ def test_close_waits_for_the_goodbyes_answer_no_longer_than_it_may() -> None:
     assert exits_of(impatient.handle(Stop("closed"))) == [0]
 
 
-@pytest.mark.parametrize("answer", [m.Shutdown("SIGTERM"), m.Error.of(0, NotJoinedError("who are you?"))])
+@for_each("answer", [m.Shutdown("SIGTERM"), m.Error.of(0, NotJoinedError("who are you?"))])
 def test_close_does_not_wait_for_a_coordinator_that_will_not_answer(answer: Any) -> None:
     session = Session.attached()
     session.handle(Stop("closed"))

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import pytest
-
 from tests.core.machines import failed, logged, resolved, sent
 from tests.core.worker.test_session import S0, S1, WELCOME, Session, error
+from tests.tables import for_each
 from zmqps.core.node.handshake import BROKEN_LOOK_S, LOOK_AGAIN_S, LOOK_S
 from zmqps.core.protocol import messages as m
 from zmqps.core.protocol.events import COORDINATOR, Action, Connected, Disconnected, Look, Looked
@@ -95,7 +94,7 @@ def attached() -> Session:
     return session
 
 
-@pytest.mark.parametrize("busy", [False, True])
+@for_each("busy", [False, True])
 def test_a_server_whose_connection_does_not_come_back_is_named_within_five_seconds_with_the_reason(busy: bool) -> None:
     session = attached()
     if busy:
@@ -198,8 +197,8 @@ def end(session: Session) -> None:
     session.get(m.Shutdown("the end"))
 
 
-@pytest.mark.parametrize("over", [finish, lose, end])
-@pytest.mark.parametrize("before", [False, True])
+@for_each("over", [finish, lose, end])
+@for_each("before", [False, True])
 def test_nobody_misses_a_server_that_is_given_up_or_was_said_goodbye_to(
     over: Callable[[Session], None], before: bool
 ) -> None:
@@ -242,7 +241,7 @@ def test_the_reason_of_a_peer_is_bounded_and_printable() -> None:
 # --- somebody else listens there -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@for_each(
     "refusal",
     [
         error(IdentityError, reason="worker w has no ticket for this server and the job of epoch 1"),  # of this cluster
@@ -270,7 +269,7 @@ def test_a_welcome_without_the_proof_is_the_wrong_servers_and_nothing_is_sent_th
     assert not sent(actions, m.Push, S1)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "refusal",
     [error(EvictedError, reason="evicted"), error(JobEndedError, job="default", reason="its workers have finished")],
 )

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from tests.core.machines import failed, job, resolved, sent
 from tests.core.worker.test_session import S0, S1, Session, error
+from tests.tables import for_each
 from zmqps.core.protocol import messages as m
 from zmqps.core.protocol.events import COORDINATOR, Action
 from zmqps.core.worker.operations import Advance, Cancelled, Finish, Restored, SavedCheckpoint, SaveJob, StartJob
@@ -64,8 +63,8 @@ def test_one_that_has_failed_raises_why() -> None:
     assert "disk full" in str(value)
 
 
-@pytest.mark.parametrize(
-    ("wire", "restored"),
+@for_each(
+    "wire, restored",
     [
         ({"path": "/c", "version": 7, "state": {"epoch": 3}}, Restored("/c", 7, {"epoch": 3})),
         ({"path": 3}, None),
@@ -86,7 +85,7 @@ def test_a_job_says_what_it_was_restored_from_or_fails_the_init(
 # --- who pauses ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("spec", [None, BOUNDED])
+@for_each("spec", [None, BOUNDED])
 def test_one_that_does_nothing_holds_at_once_and_begins_nothing_until_it_may(spec: Any) -> None:
     session = Session.attached(spec)
     assert holdings(session.get(m.Hold(3))) == [3]
@@ -98,7 +97,7 @@ def test_one_that_does_nothing_holds_at_once_and_begins_nothing_until_it_may(spe
     assert not holdings(session.wait(1.0))
 
 
-@pytest.mark.parametrize("spec", [None, BOUNDED])
+@for_each("spec", [None, BOUNDED])
 def test_pushes_under_way_are_completed_first(spec: Any) -> None:
     session = Session.attached(spec)
     under_way = session.ask(session.transfer("push"))

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 
 from tests.core.machines import E, failed, job, logged, resolved, sent
 from tests.core.worker.test_session import S0, S1, WELCOME, Session, error, values_of
 from tests.modes import MODES
+from tests.tables import for_each
 from zmqps.core.protocol import messages as m
 from zmqps.core.protocol.events import COORDINATOR, Action, Connected, Disconnected, Landed, Log, Resolve
 from zmqps.core.protocol.loans import borrow
@@ -183,8 +183,8 @@ def test_an_advance_goes_on_without_a_push_that_was_refused() -> None:
     assert [list(got.attempts) for got in sent(actions, m.Arrive)] == [[1]]
 
 
-@pytest.mark.parametrize("skips", [False, True])
-@pytest.mark.parametrize("mode", ["sync", "bounded"])
+@for_each("skips", [False, True])
+@for_each("mode", ["sync", "bounded"])
 def test_an_advance_with_nothing_pushed_skips_the_step(mode: str, skips: bool) -> None:
     training = Training(**MODES[mode])
     advance = Advance(0.0, skips=skips)
@@ -225,7 +225,7 @@ def test_a_push_of_nothing_that_ends_the_step_skips_it() -> None:
     assert [list(got.attempts) for got in sent(actions, m.Arrive)] == [[]]
 
 
-@pytest.mark.parametrize("ended", [False, True])
+@for_each("ended", [False, True])
 def test_who_reads_in_a_step_that_nothing_ends_is_warned_once(ended: bool) -> None:
     training = Training()
     for parameter in (0, 1):
@@ -268,7 +268,7 @@ def test_bounded_staleness_closes_the_gate_and_demands_no_version() -> None:
 # --- push_pull ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", ["sync", "bounded"])
+@for_each("mode", ["sync", "bounded"])
 def test_a_push_pull_is_a_push_an_arrival_and_a_pull(mode: str) -> None:
     training = Training(**MODES[mode])
     both = training.whole("push_pull")
@@ -436,7 +436,7 @@ def test_a_gradient_that_does_not_fit_its_parameters_dtype_is_refused_as_infinit
     assert len(sent(training.ask(training.whole("push")), m.Push)) == 4, "the gate is open"
 
 
-@pytest.mark.parametrize("held", [False, True])
+@for_each("held", [False, True])
 def test_nobody_waits_for_a_step_that_a_lost_coordinator_would_have_to_close(held: bool) -> None:
     training = Training()
     training.brought()
@@ -486,7 +486,7 @@ def test_parameters_are_told_of_as_they_land_and_before_the_end() -> None:
     assert sorted(number for action in flat[:4] for number in action.parameters) == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize(("mode", "exact"), [("sync", 1), ("async", 0), ("bounded", 0)])
+@for_each("mode, exact", [("sync", 1), ("async", 0), ("bounded", 0)])
 def test_a_synchronous_pull_that_tells_of_each_asks_for_one_version(mode: str, exact: int) -> None:
     training = Training(**MODES[mode])
     pulls = sent(training.ask(each(training)), m.Pull)
@@ -536,7 +536,7 @@ def test_many_that_are_held_when_the_step_fails_are_all_told() -> None:
 SHORT = {"server": "s", "what": "a push", "why": "no more"}
 
 
-@pytest.mark.parametrize("mode", ["async", "sync"])
+@for_each("mode", ["async", "sync"])
 def test_what_a_server_lacked_the_memory_for_is_sent_again_a_little_later(mode: str) -> None:
     training = Training(**MODES[mode])
     push = training.partial("push", 0)

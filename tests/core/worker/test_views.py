@@ -8,10 +8,10 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.tables import for_each
 from zmqps.core.protocol.arrays import scatter
 from zmqps.core.protocol.loans import OwnMemory, borrow, lender_of, received
 from zmqps.core.worker.views import MOST_KEPT, MOST_KEPT_OWN, Views
@@ -104,7 +104,7 @@ def test_frames_of_one_memory_in_another_order_are_no_view() -> None:
     assert array.tolist() == [4, 5, 6, 7, 0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("lent", [True, False])
+@for_each("lent", [True, False])
 def test_what_is_read_again_takes_the_place_of_what_was_read_before(lent: bool) -> None:
     old, buffer = np.zeros(8, np.float32), np.full(8, 9, np.float32)
     views = Views([buffer[:4], buffer[4:]])
@@ -180,8 +180,8 @@ def test_without_a_copy_on_write_arrays_of_the_caller_are_copied() -> None:
     assert values.tolist() == list(range(8))
 
 
-@pytest.mark.parametrize("frame", [bytes, bytearray])
-@pytest.mark.parametrize("kept", [MOST_KEPT_OWN, MOST_KEPT_OWN + 1])
+@for_each("frame", [bytes, bytearray])
+@for_each("kept", [MOST_KEPT_OWN, MOST_KEPT_OWN + 1])
 def test_an_array_of_the_caller_stays_in_a_message_of_which_it_is_half(frame: Any, kept: int) -> None:
     values = np.arange(4 * kept, dtype=np.float32)
     buffer = np.zeros_like(values)

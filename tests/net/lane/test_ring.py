@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.tables import for_each
 from zmqps.net.lane.ring import ALIGNMENT, RingError, RingReader, RingWriter, align
 
 SIZE = 16 * ALIGNMENT
@@ -153,8 +154,8 @@ def test_no_description_leads_outside_the_ring(base: int, frames: list[tuple[int
     assert sum(align(view.nbytes) for view in views) <= SIZE
 
 
-@pytest.mark.parametrize(
-    ("base", "frames"),
+@for_each(
+    "base, frames",
     [
         (0, [(0, SIZE + 1)]),
         (0, [(ALIGNMENT, SIZE)]),
@@ -180,7 +181,7 @@ def test_a_message_that_came_before_is_refused() -> None:
         ring.reader.take(*message)
 
 
-@pytest.mark.parametrize("tail", [ALIGNMENT * 2, 1 << 63])
+@for_each("tail", [ALIGNMENT * 2, 1 << 63])
 def test_a_tail_before_which_nothing_was_written_is_noticed(tail: int) -> None:
     ring = Ring()
     ring.send(b"abc")

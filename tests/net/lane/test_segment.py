@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.tables import for_each
 from zmqps.net.lane import segment
 from zmqps.net.lane.segment import DIRECTORY, HEADER, MAGIC, RINGS_AT, Segment, SegmentError, sweep
 
@@ -66,7 +67,7 @@ def test_closing_removes_the_file_and_tells_the_other_side() -> None:
     assert not path.exists()
 
 
-@pytest.mark.parametrize(
+@for_each(
     "name",
     ["", "passwd", "../etc/passwd", "zmqps-1-", "zmqps-1-" + "0" * 31, "zmqps-1-" + "g" * 32, "/zmqps-1-" + "0" * 32,
      "zmqps-1-" + "0" * 32 + "\n", "zmqps-1-" + "0" * 32 + "\0", "zmqps-x-" + "0" * 32],

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.tables import for_each
 from zmqps.core.protocol.events import COORDINATOR, server_peer
 from zmqps.core.protocol.messages import Pull, Push
 from zmqps.core.protocol.wire import decode, encode
@@ -280,7 +281,7 @@ def test_the_server_sends_nothing_through_a_lane_that_the_worker_has_not_confirm
     with_pair(scenario, connect=False)
 
 
-@pytest.mark.parametrize("answer", [(), ("shm-proof:" + "0" * 64,), ("shm-proof:",), ("shm-proof:\u00e9",), ("else",)])
+@for_each("answer", [(), ("shm-proof:" + "0" * 64,), ("shm-proof:",), ("shm-proof:\u00e9",), ("else",)])
 def test_without_the_right_proof_there_is_no_lane(answer: tuple[str, ...]) -> None:
     def scenario(pair: Pair) -> None:
         pair.worker.connect(SERVER, "ipc://@here")
@@ -333,7 +334,7 @@ def test_a_lane_that_may_be_and_cannot_is_done_without(
     with_pair(must, connect=False, transport="shm")
 
 
-@pytest.mark.parametrize("offer", ["shm:../../etc/passwd", "shm:", "shm:zmqps-1-" + "0" * 32, "shm", "tcp"])
+@for_each("offer", ["shm:../../etc/passwd", "shm:", "shm:zmqps-1-" + "0" * 32, "shm", "tcp"])
 def test_offers_of_nothing_are_refused_or_ignored(offer: str) -> None:
     def scenario(pair: Pair) -> None:
         pair.server.greeted(WORKER, (offer,))
@@ -415,7 +416,7 @@ def bad_envelopes(good: bytes) -> list[list[bytes]]:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("number", range(26))
+@for_each("number", range(26))
 def test_garbage_in_an_envelope_is_refused_and_changes_nothing(number: int) -> None:
     def scenario(pair: Pair) -> None:
         message = [

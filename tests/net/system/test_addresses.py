@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from tests.pace import allow, stretch
+from tests.tables import for_each
 from zmqps.errors import ConfigurationError, UnresolvedNameError
 from zmqps.net.system import addresses
 from zmqps.net.system.addresses import address_of_interface, interfaces, local_address_towards, parse_ports, resolve
@@ -159,9 +160,7 @@ def test_ports_are_one_or_a_range() -> None:
     assert parse_ports("5571 - 5571") == range(5571, 5572)
 
 
-@pytest.mark.parametrize(
-    "text", ["", "-", "5571-", "-5571", "a-b", "0", "0-5", "5580-5571", "1-65536", "1-2-3", "1-65535", "\u0665"]
-)
+@for_each("text", ["", "-", "5571-", "-5571", "a-b", "0", "0-5", "5580-5571", "1-65536", "1-2-3", "1-65535", "\u0665"])
 def test_other_ports_are_refused_with_what_to_write(text: str) -> None:
     with pytest.raises(ConfigurationError, match=r"ports=.*write"):
         parse_ports(text)

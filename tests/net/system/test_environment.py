@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.tables import for_each
 from zmqps.errors import ConfigurationError
 from zmqps.net.system.environment import find_address
 
@@ -18,8 +19,8 @@ NAMES = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("env", "address"),
+@for_each(
+    "env, address",
     [
         ({"ZMQPS_COORDINATOR": "tcp://z:1", "TF_CONFIG": TF}, "tcp://z:1"),
         (TORCH | {"ZMQPS_COORDINATOR": "tcp://z:1"}, "tcp://z:1"),
@@ -51,7 +52,7 @@ def test_no_name_server_is_asked_where_the_name_is_not_needed() -> None:
     assert find_address({"ZMQPS_COORDINATOR": "tcp://z:1"}, fqdn) == ("tcp://z:1", "ZMQPS_COORDINATOR")
 
 
-@pytest.mark.parametrize("name", ["ZMQPS_COORDINATOR", "TF_CONFIG"])
+@for_each("name", ["ZMQPS_COORDINATOR", "TF_CONFIG"])
 def test_a_malformed_variable_is_named_with_its_value(name: str) -> None:
     with pytest.raises(ConfigurationError, match=f"{name} is 'nonsense'"):
         find_address({name: "nonsense"})

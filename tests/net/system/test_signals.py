@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.tables import for_each
 from zmqps.net.system.children import heed_children
 from zmqps.net.system.signals import answered
 
@@ -83,7 +84,7 @@ def test_ctrl_c_is_ours_alone_under_asyncio_which_has_set_a_handler_of_its_own()
     assert said == ["SIGINT"]
 
 
-@pytest.mark.parametrize("in_thread", [False, True])
+@for_each("in_thread", [False, True])
 def test_how_children_end_is_known_again(in_thread: bool) -> None:
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.tables import for_each
 from zmqps.errors import ConfigurationError
 from zmqps.net.system.tasks import FIRST_PORT, Rank, find, first_host, hosts
 
@@ -22,8 +23,8 @@ OPEN_MPI = {
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8", "MASTER_ADDR": "host-a", "MASTER_PORT": "29500"}
 
 
-@pytest.mark.parametrize(
-    ("env", "rank"),
+@for_each(
+    "env, rank",
     [
         ({}, Rank()),
         (SLURM, Rank(rank=1, size=3, host="n1", port=FIRST_PORT + 7 * 42, source="Slurm")),
@@ -58,8 +59,8 @@ def test_the_scheduler_says_which_task_this_is(env: dict[str, str], rank: Rank) 
     assert find(env) == rank
 
 
-@pytest.mark.parametrize(
-    ("fqdn", "host"),
+@for_each(
+    "fqdn, host",
     [
         ("job-3.svc.ns.svc.cluster.local", "job-0.svc.ns.svc.cluster.local"),
         ("train-workers-0-3.train", "train-workers-0-0.train"),
@@ -71,8 +72,8 @@ def test_a_pod_knows_the_name_of_the_first_one_by_its_own(fqdn: str, host: str) 
     assert find({"JOB_COMPLETION_INDEX": "3"}, fqdn) == Rank(rank=3, host=host, source="Kubernetes")
 
 
-@pytest.mark.parametrize(
-    ("env", "says"),
+@for_each(
+    "env, says",
     [
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "3"}, "start it with srun"),
         (SLURM | {"SLURM_PROCID": "x"}, "SLURM_PROCID is 'x', which is no number; say --rank"),
@@ -85,16 +86,16 @@ def test_an_environment_that_makes_no_task_is_refused(env: dict[str, str], says:
     assert says in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("nodes", "first"),
+@for_each(
+    "nodes, first",
     [("n1", "n1"), ("n[1-3,5],m2", "n1"), ("n[01,03-04]", "n01"), ("a,b", "a"), ("r[1-2]n[3-4],x", "r1n3"), ("", "")],
 )
 def test_the_first_host_of_a_list_of_slurm(nodes: str, first: str) -> None:
     assert first_host(nodes) == first
 
 
-@pytest.mark.parametrize(
-    ("nodes", "all_of_them"),
+@for_each(
+    "nodes, all_of_them",
     [
         ("n1", "n1"), ("n[08-10,7],m2", "n08 n09 n10 n7 m2"), ("a-1,a-2", "a-1 a-2"),
         ("r[1-2]n[3-4]x", "r1n3x r1n4x r2n3x r2n4x"), ("", ""),

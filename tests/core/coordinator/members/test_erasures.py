@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from itertools import chain
 
-import pytest
-
 from tests.core.machines import hello, peer, receivers
+from tests.tables import for_each
 from zmqps.core.coordinator.members.erasures import MAX_DEPARTURES, MOST_AGAIN, PIECE_S, RETRY_S, Erasures
 from zmqps.core.coordinator.members.membership import MemberInfo, Roster
 from zmqps.core.node.timers import Wheel
@@ -119,7 +118,7 @@ def test_a_departure_is_moot_when_the_last_shard_of_the_job_goes() -> None:
     assert again(erasures, 2 * RETRY_S) == [(peer("a"), 3), (peer("a"), 4)]
 
 
-@pytest.mark.parametrize("others", [(), (4,)])
+@for_each("others", [(), (4,)])
 def test_nobody_to_ask_is_nothing_to_wait_for(others: tuple[int, ...]) -> None:
     erasures = asked(*others)
     before = erasures.next_deadline()

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tests.core.machines import Coordinator, hello, job, logged, peer, receivers
+from tests.tables import for_each
 from zmqps.core.coordinator.members.membership import (
     MAX_GONE,
     MAX_GONE_COUNTERS_NBYTES,
@@ -45,7 +46,7 @@ def leave(
     membership.remove(member, how, now, barred)
 
 
-@pytest.mark.parametrize("reason", ["closed", "lost", "restarted", "SIGTERM", ""])
+@for_each("reason", ["closed", "lost", "restarted", "SIGTERM", ""])
 def test_a_member_that_leaves_is_closed_unless_it_says_that_it_has_finished_or_was_drained(reason: str) -> None:
     assert DepartureCause.said(reason) is DepartureCause.CLOSED
     for cause in (DepartureCause.FINISHED, DepartureCause.DRAINED):
@@ -98,7 +99,7 @@ def test_ranks_of_one_roster_are_not_touched_by_another() -> None:
     membership.validate()
 
 
-@pytest.mark.parametrize("barred", [EvictedError("silent"), None])
+@for_each("barred", [EvictedError("silent"), None])
 def test_only_who_was_barred_may_not_come_back_and_is_told_why(barred: PSError | None) -> None:
     membership = Cluster()
     joined(membership, "a")
@@ -205,7 +206,7 @@ def test_a_job_is_placed_on_servers_that_are_heard_and_last_on_spares() -> None:
     assert receivers(coordinator.attach("w0", job()), Assign) == [peer("s0"), peer("s2")]
 
 
-@pytest.mark.parametrize(("once", "says"), [(True, "ends with its job"), (False, "the cluster stays: start another")])
+@for_each("once, says", [(True, "ends with its job"), (False, "the cluster stays: start another")])
 def test_when_a_server_is_lost_the_log_says_what_becomes_of_the_cluster(once: bool, says: str) -> None:
     coordinator = Coordinator.trains("s0", "w0", once=once)
     assert says in logged(coordinator.wait(12.0, "w0"))

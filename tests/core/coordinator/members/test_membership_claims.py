@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from tests.core.machines import TIMEOUT, Coordinator, errors, hello, identity, job, logged, peer, receivers, sent
+from tests.tables import for_each
 from zmqps.core.coordinator.members.membership import Roster
 from zmqps.core.protocol import messages as m
 from zmqps.core.protocol.events import Action, Received
@@ -139,7 +138,7 @@ def test_a_barrier_waits_for_the_next_life() -> None:
     assert receivers(released, m.Released) == [peer("w0"), peer("w1'")]
 
 
-@pytest.mark.parametrize("expected", [2, None])
+@for_each("expected", [2, None])
 def test_who_had_entered_a_barrier_has_to_enter_again(expected: int | None) -> None:
     coordinator = trained("w0", "w1", expected=expected)
     coordinator.take("w1", m.Enter(5, "end"))
@@ -186,7 +185,7 @@ def test_an_observer_comes_back_too() -> None:
 # --- thieves --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("token", [b"", b"another's token."], ids=["none", "another"])
+@for_each("token", [b"", b"another's token."], ids=["none", "another"])
 def test_a_name_alone_takes_nobodys_place(token: bytes) -> None:
     coordinator = trained("w0", "w1")
     assert rank(joins(coordinator, "w1'", 9, token=token)) == 2

@@ -8,6 +8,7 @@ import pytest
 
 from tests.core.coordinator.kept import Kept
 from tests.core.machines import Coordinator, errors, hello, logged, peer, receivers, sent
+from tests.tables import for_each
 from zmqps.core.coordinator.members.membership import MAX_ENDED, Processes
 from zmqps.core.protocol.events import Received
 from zmqps.core.protocol.messages import Departed, Enter, Exited, ExitNoted, Heartbeat, Leave, Released, Welcome
@@ -92,7 +93,7 @@ def test_a_barrier_that_the_lost_one_had_entered_is_released() -> None:
     assert receivers(cluster.take("w0", Enter(5, "end")), Released) == [peer("w0")]
 
 
-@pytest.mark.parametrize("holder", [None, KeyHolder("worker", "mallory"), KeyHolder("observer", "spy")])
+@for_each("holder", [None, KeyHolder("worker", "mallory"), KeyHolder("observer", "spy")])
 def test_nobody_ends_a_process_without_its_token_whatever_key_they_have(holder: KeyHolder | None) -> None:
     cluster = Cluster()
     cluster.come("s0", TOKEN, "server")
@@ -112,7 +113,7 @@ def test_a_member_of_no_known_process_is_ended_by_no_report() -> None:
     assert sent(cluster.take("w1", hello("worker", "w1")), Welcome)
 
 
-@pytest.mark.parametrize(("how", "code"), [("x" * (MAX_NAME_CHARS + 1), LimitError.code), ("a\nb", ProtocolError.code)])
+@for_each("how, code", [("x" * (MAX_NAME_CHARS + 1), LimitError.code), ("a\nb", ProtocolError.code)])
 def test_how_it_ended_is_short_and_can_be_shown(how: str, code: int) -> None:
     cluster = Cluster()
     cluster.come("w0", TOKEN)

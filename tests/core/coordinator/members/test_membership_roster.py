@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from tests.core.machines import INTERVAL, TIMEOUT, Coordinator, hello, identity, job, logged, peer, sent
+from tests.tables import for_each
 from zmqps.core.coordinator.members.membership import MAX_DOUBTS, MAX_MEMBERS, Roster
 from zmqps.core.protocol.events import Action
 from zmqps.core.protocol.messages import Heartbeat, Hello, Job, Leave, Welcome
@@ -34,8 +33,8 @@ def beat(coordinator: Coordinator, seconds: float, *living: str) -> None:
         coordinator.machine.on_deadline(coordinator.now)
 
 
-@pytest.mark.parametrize("role", ["server", "worker"])
-@pytest.mark.parametrize("order", [[2, 0, 1], [1, 2, 0], [2, 1, 0]], ids=str)
+@for_each("role", ["server", "worker"])
+@for_each("order", [[2, 0, 1], [1, 2, 0], [2, 1, 0]])
 def test_rank_is_number_in_whatever_order_nodes_come(role: str, order: list[int]) -> None:
     coordinator = Coordinator(servers=3, workers=3)
     found = [rank(coordinator.take(f"n{index}", numbered(role, f"n{index}", index))) for index in order]
@@ -80,7 +79,7 @@ def test_a_number_that_another_one_has_is_not_given_and_that_is_said() -> None:
     assert said in logged(actions)
 
 
-@pytest.mark.parametrize("role", ["server", "worker"])
+@for_each("role", ["server", "worker"])
 def test_the_next_life_waits_until_the_one_before_is_lost(role: str) -> None:
     coordinator = Coordinator(servers=2, workers=2)
     for index in (1, 0):
@@ -127,7 +126,7 @@ def test_no_more_than_a_few_wait_for_one() -> None:
     assert rank(coordinator.take("more", numbered("worker", "more", 0, pid=99))) == 2
 
 
-@pytest.mark.parametrize("come_back", [True, False])
+@for_each("come_back", [True, False])
 def test_those_who_have_waited_before_keep_nobody_from_waiting(come_back: bool) -> None:
     coordinator = Coordinator(workers=2)
     coordinator.take("w0", numbered("worker", "w0", 0))
@@ -144,13 +143,13 @@ def test_those_who_have_waited_before_keep_nobody_from_waiting(come_back: bool) 
     assert rank(coordinator.take("again", again)) == 0
 
 
-@pytest.mark.parametrize("wish", [MAX_MEMBERS + 1, 2**32 - 1])
+@for_each("wish", [MAX_MEMBERS + 1, 2**32 - 1])
 def test_a_number_beyond_all_ranks_is_none(wish: int) -> None:
     coordinator = Coordinator(workers=2)
     assert rank(coordinator.take("w", replace(hello("worker", "w"), wish=wish))) == 0
 
 
-@pytest.mark.parametrize("workers", [10 * MAX_MEMBERS, 2**62])
+@for_each("workers", [10 * MAX_MEMBERS, 2**62])
 def test_ranks_are_small_however_many_workers_a_job_expects(workers: int) -> None:
     coordinator = Coordinator(workers=None)
     coordinator.take("w0", numbered("worker", "w0", 0))

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.core.machines import hello, peer
+from tests.tables import for_each
 from zmqps.core.coordinator.members.membership import MemberInfo, Roster
 from zmqps.core.coordinator.members.naming import find_named
 from zmqps.errors import AmbiguousNodeError, JobError
@@ -21,13 +22,13 @@ def members(*names: str, role: str = "server", job: str = "default") -> list[Mem
     ]
 
 
-@pytest.mark.parametrize("name", ["server-1", "server 1", "1", "server-1@host-b"])
+@for_each("name", ["server-1", "server 1", "1", "server-1@host-b"])
 def test_name_and_number_mean_the_same_server(name: str) -> None:
     servers = members("server-0@host-a", "server-1@host-b")
     assert find_named(name, servers, "server") is servers[1]
 
 
-@pytest.mark.parametrize("name", ["server-0", "0", "server-1", "1"])
+@for_each("name", ["server-0", "0", "server-1", "1"])
 def test_where_they_differ_each_of_them_asks(name: str) -> None:
     servers = members("server-1", "server-0")
     with pytest.raises(AmbiguousNodeError, match=r"'server 0'.*'server 1'"):

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.core.coordinator.members.test_places_losses import lose
 from tests.core.machines import Coordinator, job, logged, peer, sent
+from tests.tables import for_each
 from zmqps.core.protocol.events import Action
 from zmqps.core.protocol.messages import Heartbeat, HeartbeatAck, Job, Leave
 
@@ -20,7 +19,7 @@ def chiefs(coordinator: Coordinator, *names: str) -> list[str]:
     return [name for name in names if told(coordinator.take(name, Heartbeat({})))[name]]
 
 
-@pytest.mark.parametrize("workers", [3, None])
+@for_each("workers", [3, None])
 def test_the_chief_is_the_worker_with_the_lowest_rank_that_is_here(workers: int | None) -> None:
     coordinator = Coordinator.trains("s0", "w0", "w1", "w2", workers=workers)
     assert chiefs(coordinator, "w0", "w1", "w2") == ["w0"]

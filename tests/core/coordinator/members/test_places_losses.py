@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.core.machines import Coordinator, exits_of, hello, job, logged, sent
+from tests.tables import for_each
 from zmqps.core.coordinator.members import places as module
 from zmqps.core.protocol import exits
 from zmqps.core.protocol.events import Exit
@@ -26,7 +27,7 @@ def end_of(coordinator: Coordinator, *finishing: str) -> tuple[int, str]:
     return end.code, end.reason
 
 
-@pytest.mark.parametrize("workers", [None, 2])
+@for_each("workers", [None, 2])
 def test_a_job_that_was_finished_without_a_lost_worker_is_no_success(workers: int | None) -> None:
     coordinator = Coordinator.trains("s0", "w0", "w1", once=True, workers=workers)
     lose(coordinator, "s0", "w0")

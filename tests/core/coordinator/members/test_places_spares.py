@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from tests.core.machines import Coordinator, errors, exits_of, hello, job, logged, peer, receivers, sent
+from tests.tables import for_each
 from zmqps.core.coordinator.members.places import MAX_KEPT
 from zmqps.core.coordinator.training.waits import not_joined
 from zmqps.core.protocol import exits
@@ -57,8 +56,8 @@ def idle(coordinator: Coordinator) -> str:
 # --- strangers ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("asked", [m.Arrive(9, 0, ()), m.Arrive(9, 0, (1,)), m.Enter(9, "mine"), DATA])
-@pytest.mark.parametrize("attached", [False, True])
+@for_each("asked", [m.Arrive(9, 0, ()), m.Arrive(9, 0, (1,)), m.Enter(9, "mine"), DATA])
+@for_each("attached", [False, True])
 def test_who_has_not_named_the_job_takes_no_part_in_it(asked: m.Message, attached: bool) -> None:
     coordinator = trained("w0", "w1")
     coordinator.join("w7")
@@ -89,7 +88,7 @@ def test_workers_that_meet_before_they_begin_a_job_count_until_it_is_named() -> 
     assert coordinator.run().num_missing == 0
 
 
-@pytest.mark.parametrize("asked", [m.Arrive(9, 0, ()), m.Enter(9, "mine"), replace(DATA, num_examples=99)])
+@for_each("asked", [m.Arrive(9, 0, ()), m.Enter(9, "mine"), replace(DATA, num_examples=99)])
 def test_a_stranger_that_asks_before_there_is_a_job_has_no_place_in_it(asked: m.Message) -> None:
     coordinator = Coordinator.joined("s0", "w7", "w0", "w1", workers=2)
     coordinator.take("w7", asked)
@@ -114,7 +113,7 @@ def test_who_names_the_job_when_all_places_are_taken_is_a_spare_and_is_told() ->
     assert [committed(step(coordinator, number, "w0", "w1")) for number in range(3)] == [[2]] * 3
 
 
-@pytest.mark.parametrize("asked", [m.Arrive(9, 0, (1,)), m.Enter(9, "end"), DATA])
+@for_each("asked", [m.Arrive(9, 0, (1,)), m.Enter(9, "end"), DATA])
 def test_what_a_spare_asks_for_waits_and_nobody_waits_for_it(asked: Any) -> None:
     coordinator = trained("w0", "w1", spare="w7")
     for _ in range(2):
@@ -156,7 +155,7 @@ def test_who_entered_a_barrier_before_the_job_said_how_many_it_expects_does_not_
     assert committed(step(coordinator, 0, "w0", "w1")) == [2]
 
 
-@pytest.mark.parametrize("spec", [None, SYNC])
+@for_each("spec", [None, SYNC])
 def test_a_stranger_that_is_lost_is_no_loss_of_the_job(spec: Any) -> None:
     coordinator = trained("w0", "w1", once=True)
     coordinator.attach("w7", spec)
@@ -189,7 +188,7 @@ def test_who_comes_in_the_place_of_one_that_was_lost_counts_at_once() -> None:
     assert committed(step(coordinator, 0, "w2")) == [2]
 
 
-@pytest.mark.parametrize("how", ["closed", "finished", "lost"])
+@for_each("how", ["closed", "finished", "lost"])
 def test_spares_take_the_places_of_those_who_go_in_the_order_in_which_they_came(how: str) -> None:
     coordinator = trained("w0", "w1")
     coordinator.attach("w2", SYNC)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from tests.core.machines import Coordinator, error_of, errors, hello, job, peer, sent
+from tests.tables import for_each
 from zmqps.core.coordinator.members.reach import MAX_UNREACHED_CHARS, MOST_NAMED
 from zmqps.core.protocol.events import Action, Received
 from zmqps.core.protocol.messages import Heartbeat, Init, Welcome
@@ -28,7 +27,7 @@ def refusal(actions: list[Action]) -> str:
     return str(raised)
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.1.1", "[::1]", "localhost"])
+@for_each("host", ["127.0.0.1", "127.0.1.1", "[::1]", "localhost"])
 def test_a_server_elsewhere_that_advertises_loopback_is_refused_with_what_to_do(host: str) -> None:
     coordinator = Coordinator()
     text = refusal(join(coordinator, "server", "s", f"tcp://{host}:5571 {LOCAL}", ELSEWHERE))
@@ -41,15 +40,15 @@ def test_a_server_elsewhere_that_has_only_a_socket_of_its_host_is_refused() -> N
     refusal(join(Coordinator(), "server", "s", LOCAL, ELSEWHERE))
 
 
-@pytest.mark.parametrize("endpoint", ["tcp://0.0.0.0:5571", "tcp://[::]:5571", "tcp://*:5571", "tcp://a:0", "tcp://a"])
-@pytest.mark.parametrize("origin", ["", ELSEWHERE])
+@for_each("endpoint", ["tcp://0.0.0.0:5571", "tcp://[::]:5571", "tcp://*:5571", "tcp://a:0", "tcp://a"])
+@for_each("origin", ["", ELSEWHERE])
 def test_what_nobody_can_connect_to_is_refused_from_anywhere(endpoint: str, origin: str) -> None:
     text = refusal(join(Coordinator(), "server", "s", f"{endpoint} {LOCAL}", origin))
     assert "start it with --advertise HOST" in text
 
 
-@pytest.mark.parametrize(
-    ("endpoint", "origin"),
+@for_each(
+    "endpoint, origin",
     [
         (f"tcp://127.0.0.1:5571 {LOCAL}", ""),  # a cluster on one host
         (LOCAL, ""),
@@ -69,7 +68,7 @@ def test_a_server_that_says_hello_again_is_not_asked_where_it_comes_from() -> No
     assert next(iter(coordinator.machine.servers)).origin.address == ELSEWHERE
 
 
-@pytest.mark.parametrize("role", ["worker", "observer"])
+@for_each("role", ["worker", "observer"])
 def test_a_worker_elsewhere_is_told_at_once_of_servers_that_only_their_host_can_reach(role: str) -> None:
     coordinator = Coordinator()
     join(coordinator, "server", "s", f"tcp://127.0.0.1:5571 {LOCAL}")
@@ -111,7 +110,7 @@ def test_a_server_that_a_worker_cannot_reach_stands_in_the_status_until_it_can()
     assert not [line for line in waiting(coordinator) if "cannot reach" in line]
 
 
-@pytest.mark.parametrize("unreached", [7, "", None, {"a": 1}, "\n\x1b[31m" + "x" * 10_000])
+@for_each("unreached", [7, "", None, {"a": 1}, "\n\x1b[31m" + "x" * 10_000])
 def test_what_a_worker_says_of_it_is_bounded_and_printable(unreached: Any) -> None:
     coordinator = Coordinator()
     join(coordinator, "worker", "w")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.core.machines import MOVED, Trained, errors, job, logged, of_heir, of_leader, peer, receivers, sent, sent_to
+from tests.tables import for_each
 from zmqps.core.coordinator.placement.drains import RETRY_S
 from zmqps.core.coordinator.placement.transitions import PATIENCE_S
 from zmqps.core.coordinator.saving.checkpoints import Checkpoints
@@ -215,7 +216,7 @@ def test_if_the_target_is_lost_another_one_takes_it() -> None:
     assert cluster.places()[1] == "s0"
 
 
-@pytest.mark.parametrize("given_up", [False, True])
+@for_each("given_up", [False, True])
 def test_if_the_target_is_lost_when_it_was_to_take_over_the_leader_keeps_its_place(given_up: bool) -> None:
     cluster = Cluster.joined("s3")
     whole = cluster.fill(cluster.drain())

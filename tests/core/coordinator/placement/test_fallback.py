@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from tests.core.machines import REWOUND, Trained, errors, job, logged, of_leader, peer, receivers, sent, sent_to
 from tests.modes import MODES
+from tests.tables import for_each
 from zmqps.core.coordinator.placement.fallback import RETRY_S, SHARE_S, STUCK_S
 from zmqps.core.coordinator.placement.resumption import Resumption
 from zmqps.core.protocol import messages as m
@@ -215,7 +214,7 @@ def test_a_server_that_never_gets_done_is_not_waited_for() -> None:
 # --- what is the end -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", ["async", "sync"])
+@for_each("mode", ["async", "sync"])
 def test_where_no_server_comes_the_job_fails_and_says_what_to_do(mode: str) -> None:
     cluster = Cluster(servers=1, **MODES[mode])
     cluster.lose("s0")

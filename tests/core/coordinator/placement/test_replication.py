@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from tests.core.machines import (
     MOVED,
     Coordinator,
@@ -23,6 +21,7 @@ from tests.core.machines import (
     sent_to,
     server_of,
 )
+from tests.tables import for_each
 from zmqps.core.coordinator.placement.replication import RETRY_S
 from zmqps.core.protocol import messages as m
 from zmqps.core.protocol.events import Action
@@ -172,7 +171,7 @@ def test_a_spare_that_is_there_from_the_first_gets_the_backups_that_there_were_t
     assert len(sent(begun, m.Lead, peer("s0"), backups=of_leader)) == 1
 
 
-@pytest.mark.parametrize("capabilities", [(), ("spare",)], ids=["restarted before the loss is noticed", "spare"])
+@for_each("capabilities", [(), ("spare",)], ids=["restarted before the loss is noticed", "spare"])
 def test_a_spare_joins_beyond_the_servers_that_are_awaited(capabilities: tuple[str, ...]) -> None:
     cluster = Cluster()
     joined = cluster.take("s7", replace(hello("server", "s7"), capabilities=capabilities))

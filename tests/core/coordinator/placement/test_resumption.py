@@ -10,6 +10,7 @@ import pytest
 from tests.core.coordinator.training.test_data import SPEC, got, position, take
 from tests.core.machines import Coordinator, errors, job, peer, receivers, sent
 from tests.modes import MODES
+from tests.tables import for_each
 from zmqps.core.coordinator.placement.resumption import Resumption
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.messages import Arrive, Assign, Commit, Discard, EndJob, Error, Job, Leave
@@ -47,8 +48,8 @@ def test_a_worker_takes_it_as_it_is_and_uploads_nothing() -> None:
     assert told.restored == {"path": "/c/ckpt-7", "version": 7, "state": {"epoch": 3}}
 
 
-@pytest.mark.parametrize(
-    ("change", "text"),
+@for_each(
+    "change, text",
     [
         ({"parameters": job("w").parameters}, "parameter"),
         ({"parameters": job(size=9).parameters}, "float32 (9,)"),
@@ -65,7 +66,7 @@ def test_another_model_or_optimizer_is_refused_and_says_what_differs(change: Any
     assert len(begin(coordinator, "w1", spec=job())) == 1
 
 
-@pytest.mark.parametrize("mode", ["async", "sync", "bounded"])
+@for_each("mode", ["async", "sync", "bounded"])
 def test_how_it_is_synchronised_may_differ(mode: str) -> None:
     coordinator = restored()
     (told,) = begin(coordinator, "w0", spec=replace(job(), **MODES[mode]))
@@ -210,7 +211,7 @@ def test_a_stranger_that_asks_for_a_data_set_and_leaves_takes_nothing_along() ->
     assert position(got(take(coordinator, "w0", 3, spec=TWICE), "w0")) == (1, 0, 4)
 
 
-@pytest.mark.parametrize("used", range(4))
+@for_each("used", range(4))
 def test_saved_and_resumed_each_range_is_used_once_a_pass(used: int) -> None:
     before = restored()
     begin(before, "w0", "w1")

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from tests.core.machines import Coordinator, error_of, errors, job, peer, receivers, sent
+from tests.tables import for_each
 from zmqps.core.protocol import messages as m
 from zmqps.errors import (
     ConfigurationError,
@@ -68,7 +67,7 @@ def test_the_status_names_who_the_start_waits_for_at_each_of_its_stages() -> Non
     assert waiting() == []
 
 
-@pytest.mark.parametrize("goodbye", [m.Leave("closed"), m.Withdraw(1), None], ids=["leaves", "withdraws", "is lost"])
+@for_each("goodbye", [m.Leave("closed"), m.Withdraw(1), None], ids=["leaves", "withdraws", "is lost"])
 def test_a_loader_that_goes_is_replaced_by_another_worker(goodbye: m.Leave | m.Withdraw | None) -> None:
     coordinator = begun()
     coordinator.ready("s0", loaded=False)
@@ -137,7 +136,7 @@ def test_a_mismatch_names_both_sides() -> None:
     assert "worker 0 (w0" in error.owner
 
 
-@pytest.mark.parametrize("servers", [(), ("s0",)], ids=["before placement", "while servers built"])
+@for_each("servers", [(), ("s0",)], ids=["before placement", "while servers built"])
 def test_a_job_that_everybody_withdrew_is_forgotten(servers: tuple[str, ...]) -> None:
     coordinator = Coordinator.joined(*servers, "w0", "w1")
     coordinator.init("w0", job("a"))

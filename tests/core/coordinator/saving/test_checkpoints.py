@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import pytest
-
 from tests.core.machines import Coordinator, error_of, errors, job, logged, peer, receivers, sent
 from tests.modes import MODES
+from tests.tables import for_each
 from zmqps.core.coordinator.saving.checkpoints import AGAIN_S, HOLD_S, STUCK_S
 from zmqps.core.coordinator.saving.making import Storing
 from zmqps.core.coordinator.saving.wishes import BURST, EVERY_S, MAX_WAITING
@@ -153,7 +152,7 @@ def whys(actions: list[Action], to: str = "w0") -> str:
 # --- one that is made -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", ["async", "sync"])
+@for_each("mode", ["async", "sync"])
 def test_it_is_kept_written_published_and_answered(mode: str) -> None:
     cluster = Cluster(mode)
     assert cluster.ask(state={"epoch": 3}) == cluster.work
@@ -288,7 +287,7 @@ def test_workers_of_a_job_keep_neither_operators_nor_other_jobs_from_theirs() ->
 # --- cuts -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("mode", "consistent"), [("bounded", 0), ("async", 1)])
+@for_each("mode, consistent", [("bounded", 0), ("async", 1)])
 def test_a_cut_is_made_while_all_workers_hold_and_no_longer(mode: str, consistent: int) -> None:
     cluster = Cluster(mode)
     cluster.ask(consistent=consistent)
@@ -395,7 +394,7 @@ def test_where_no_worker_is_there_is_nobody_to_hold() -> None:
 # --- what goes wrong ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("what", ["begin", "publish"])
+@for_each("what", ["begin", "publish"])
 def test_a_store_that_fails_fails_it_and_the_status_says_why(what: str) -> None:
     cluster = Cluster()
     cluster.store.fails = what
@@ -414,7 +413,7 @@ def test_a_store_that_fails_fails_it_and_the_status_says_why(what: str) -> None:
     assert "failed" not in cluster.status()
 
 
-@pytest.mark.parametrize("before", [[], [SaveStage.KEPT], [SaveStage.KEPT, SaveStage.WRITING]])
+@for_each("before", [[], [SaveStage.KEPT], [SaveStage.KEPT, SaveStage.WRITING]])
 def test_a_server_that_fails_fails_it_and_the_others_keep_nothing(before: list[int]) -> None:
     cluster = saving()
     for stage in before:
@@ -429,7 +428,7 @@ def test_a_server_that_fails_fails_it_and_the_others_keep_nothing(before: list[i
     assert not cluster.say("s1", SaveStage.FAILED)
 
 
-@pytest.mark.parametrize("stage", ["opened", "held", "saved"])
+@for_each("stage", ["opened", "held", "saved"])
 def test_a_server_that_is_lost_fails_it_at_every_stage(stage: str) -> None:
     cluster = Cluster("bounded" if stage == "held" else "async")
     cluster.ask()
@@ -475,7 +474,7 @@ def test_a_store_that_never_answers_is_not_waited_for_forever() -> None:
     assert [action.tag for action in late if isinstance(action, Run)] == [Storing(0, "abandon")]
 
 
-@pytest.mark.parametrize("steps", range(4))
+@for_each("steps", range(4))
 def test_a_job_that_ends_meanwhile_takes_its_checkpoints_along(steps: int) -> None:
     cluster = Cluster("bounded")
     cluster.ask()
@@ -528,7 +527,7 @@ def test_jobs_are_saved_every_so_many_seconds() -> None:
     assert len(cluster.store.manifests) == 3
 
 
-@pytest.mark.parametrize("checkpoint_seconds", [None, 1e6])
+@for_each("checkpoint_seconds", [None, 1e6])
 def test_the_next_one_is_made_at_once_where_the_shards_are_others(checkpoint_seconds: float | None) -> None:
     cluster = Cluster(checkpoint_seconds=checkpoint_seconds)
     cluster.wait(1.0)

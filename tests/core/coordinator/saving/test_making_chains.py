@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from tests.checkpoint.tables.test_rows import spec_of
 from tests.core.coordinator.saving.test_checkpoints import SERVERS, Cluster
 from tests.core.machines import logged, peer, sent
+from tests.tables import for_each
 from zmqps.core.coordinator.saving.checkpoints import STUCK_S
 from zmqps.core.coordinator.saving.making import ChainLink, Chains
 from zmqps.core.job.tables import TableSpec
@@ -109,7 +108,7 @@ def test_the_status_and_the_log_say_what_it_builds_upon() -> None:
     assert cluster.status()["last"]["base"] == "/default/ckpt"
 
 
-@pytest.mark.parametrize("stage", ["begun", "kept", "written in part"])
+@for_each("stage", ["begun", "kept", "written in part"])
 def test_one_that_has_failed_is_never_built_upon(stage: str) -> None:
     cluster = begun_second()
     if stage != "begun":

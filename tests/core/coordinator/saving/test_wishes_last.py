@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from tests.core.coordinator.saving.test_checkpoints import SERVERS, WORKERS, Cluster, order, whys
 from tests.core.machines import Action, errors, exits_of, hello, job, logged, peer, receivers, sent
+from tests.tables import for_each
 from zmqps.core.coordinator.saving.checkpoints import HOLD_S
 from zmqps.core.coordinator.saving.wishes import TRIES, WAITS_S
 from zmqps.core.protocol import exits
@@ -65,8 +64,8 @@ def test_who_comes_to_a_cluster_that_is_about_to_end_is_told() -> None:
     assert not receivers(again, m.Shutdown), "it is here, and the job is being saved"
 
 
-@pytest.mark.parametrize(
-    ("kind", "mode"),
+@for_each(
+    "kind, mode",
     [(Cluster, "async"), (Cluster, "bounded"), (Cluster, "sync"), (Ending, "sync")],
     ids=["by option", "by option, bounded", "by option, synchronous", "for want of a step since the one before"],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.core.machines import hello, peer, sent
+from tests.tables import for_each
 from zmqps.core.coordinator.members.membership import MemberInfo, Roster
 from zmqps.core.coordinator.training.barrier import MAX_BARRIERS, MOST_LOOKED_AT, Barriers
 from zmqps.core.coordinator.training.waits import not_joined
@@ -102,8 +103,8 @@ def test_who_waits_is_paused_until_it_waits_no_more() -> None:
     assert hall.paused == set()
 
 
-@pytest.mark.parametrize(
-    ("name", "request_", "left"),
+@for_each(
+    "name, request_, left",
     [
         ("a", None, {"x": ["b"]}),
         ("a", 1, {"x": ["b"], "y": ["a"]}),
@@ -153,7 +154,7 @@ def test_a_barrier_whose_name_is_too_long_is_refused() -> None:
     assert len(hall.waiters) == 1
 
 
-@pytest.mark.parametrize("name", ["a\nb", "\x1b[2J", "\u202e"])
+@for_each("name", ["a\nb", "\x1b[2J", "\u202e"])
 def test_a_barrier_whose_name_cannot_be_shown_is_refused(name: str) -> None:
     hall = Hall("a", "b")
     with pytest.raises(ProtocolError, match="a barrier's name has printable characters only"):

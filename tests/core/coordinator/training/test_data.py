@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tests.core.machines import TIMEOUT, Coordinator, errors, identity, job, peer, receivers, sent
+from tests.tables import for_each
 from zmqps.core.coordinator.training import data as module
 from zmqps.core.job.data import DataSpec
 from zmqps.core.protocol import messages as m
@@ -108,7 +109,7 @@ def test_an_empty_range_says_that_all_passes_are_done_also_to_those_who_waited_a
     assert [got(actions, w).stop for w in ("w0", "w1", "w2")] == [0, 0, 0]
 
 
-@pytest.mark.parametrize("reason", ["closed", "lost"])
+@for_each("reason", ["closed", "lost"])
 def test_the_range_of_a_worker_that_has_gone_is_handed_out_before_others(reason: str) -> None:
     coordinator = training("w0", "w1")
     lost = got(take(coordinator, "w0", 5), "w0")
@@ -152,14 +153,14 @@ def test_data_sets_of_different_names_do_not_share() -> None:
 # --- refused ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("change", [{"num_examples": 11}, {"range_size": 5}, {"passes": 2}, {"shuffle_seed": 0}])
+@for_each("change", [{"num_examples": 11}, {"range_size": 5}, {"passes": 2}, {"shuffle_seed": 0}])
 def test_a_worker_that_describes_the_data_otherwise_is_refused(change: dict[str, int]) -> None:
     coordinator = training("w0", "w1")
     take(coordinator, "w0", 5)
     assert errors(take(coordinator, "w1", 5, spec=replace(SPEC, **change))) == [JobMismatchError.code]
 
 
-@pytest.mark.parametrize("change", [{"num_examples": 0}, {"range_size": 0}, {"passes": 0}, {"num_examples": 1 << 60}])
+@for_each("change", [{"num_examples": 0}, {"range_size": 0}, {"passes": 0}, {"num_examples": 1 << 60}])
 def test_a_data_set_that_cannot_be_handed_out_is_refused(change: dict[str, int]) -> None:
     coordinator = training("w0")
     fields = {"num_examples": 1, "range_size": 1, "passes": 1, **change}
@@ -286,7 +287,7 @@ def test_an_observer_takes_no_range() -> None:
     assert errors(take(coordinator, "o0", 5)) == [IdentityError.code]
 
 
-@pytest.mark.parametrize(
+@for_each(
     "options",
     [{"name": ""}, {"name": 3}, {"num_examples": 0}, {"range_size": 1.5}, {"passes": True}, {"shuffle_seed": -1}],
 )

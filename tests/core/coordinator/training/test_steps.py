@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from tests.core.machines import TIMEOUT, Coordinator, errors, hello, job, logged, peer, receivers, sent
 from tests.modes import MODES
+from tests.tables import for_each
 from zmqps.core.coordinator.consistency.synchronous import FLOOR_S, WARM_UP
 from zmqps.core.coordinator.training.steps import COMMIT_RETRY_S
 from zmqps.core.protocol import messages as m
@@ -138,7 +137,7 @@ def test_a_server_that_is_gone_is_told_no_more() -> None:
     assert sent(cluster.wait(5.0, "s0", "w0"), m.Commit) == []
 
 
-@pytest.mark.parametrize("mode", ["sync", "bounded"])
+@for_each("mode", ["sync", "bounded"])
 def test_when_a_server_is_lost_no_step_is_committed_and_whoever_waits_is_told(mode: str) -> None:
     cluster = Cluster("s0", "s1", "w0", "w1", **MODES[mode])
     for step in range(1 + MODES[mode].get("staleness", 0)):
@@ -190,8 +189,8 @@ def test_the_first_step_waits_for_all_even_if_one_was_restarted_meanwhile() -> N
     assert len(sent(cluster.take("w0again", m.Arrive(10, 1, (2,))), m.Commit)) == 1, "later ones for those who live"
 
 
-@pytest.mark.parametrize(
-    ("names", "expected", "text"),
+@for_each(
+    "names, expected, text",
     [
         (
             ("w1", "w0", "w2"),

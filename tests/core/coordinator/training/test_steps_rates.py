@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import pytest
-
+from tests.tables import for_each
 from zmqps.core.coordinator.training.steps import Numbers
 from zmqps.core.protocol.limits import OPEN_STEPS
 
@@ -38,7 +37,7 @@ def test_one_for_an_earlier_step_takes_the_place_of_those_behind_it() -> None:
     assert [rates.at(step) for step in (3, 4, 5)] == [(), (0.3,), (0.3,)]
 
 
-@pytest.mark.parametrize(("first", "holds"), [(0, 7), (7, 7), (8, 8), (1 << 60, 7 + OPEN_STEPS)])
+@for_each("first, holds", [(0, 7), (7, 7), (8, 8), (1 << 60, 7 + OPEN_STEPS)])
 def test_the_step_is_one_that_is_open_or_the_next(first: int, holds: int) -> None:
     rates = history((first, 7, [0.1]))
     assert [rates.at(holds - 1), rates.at(holds)] == [(), (0.1,)]

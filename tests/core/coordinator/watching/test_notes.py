@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from tests.core.coordinator.kept import Kept
 from tests.core.machines import Coordinator, errors, sent
+from tests.tables import for_each
 from zmqps.core.coordinator.watching.notes import BURST, Logged
 from zmqps.core.protocol.events import Action, Notify
 from zmqps.core.protocol.messages import Hello, Leave, Note, Noted
@@ -140,7 +139,7 @@ def test_a_connection_that_has_not_said_who_it_is_again_is_asked_first() -> None
     assert taken(kept.take("w0", note(0, 0))) == [0.0]
 
 
-@pytest.mark.parametrize("first", [1 << 62, MAX_STEP - 1, MAX_STEP, (1 << 64) - 1])
+@for_each("first", [1 << 62, MAX_STEP - 1, MAX_STEP, (1 << 64) - 1])
 def test_numbers_of_any_size_do_no_harm(first: int) -> None:
     kept = Kept.joined("w0")
     actions = kept.take("w0", note(first, 1))

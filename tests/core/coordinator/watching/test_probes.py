@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.tables import for_each
 from zmqps.core.coordinator.members.membership import MemberInfo, Membership, Roster
 from zmqps.core.coordinator.watching.probes import MOST_EXAMINATIONS, PROBE_S, Probes
 from zmqps.core.node.timers import Wheel
@@ -126,7 +127,7 @@ def test_a_cluster_without_members_is_well_at_once() -> None:
     assert states(Cluster().examine()) == {}
 
 
-@pytest.mark.parametrize(
+@for_each(
     "name", ["worker-0", "worker 0", "worker-0-here", "default/worker-0", "default/worker 0", "default/worker-0-here"]
 )
 def test_one_node_is_asked_for_its_stacks_by_any_of_its_names(name: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.core.machines import Coordinator, errors, hello, identity, job, peer, sent
+from tests.tables import for_each
 from zmqps.core.coordinator.jobs import MAX_JOBS
 from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.coordinator.members.membership import MAX_GONE, MAX_MEMBERS
@@ -33,8 +34,8 @@ from zmqps.core.protocol.wire import decode, encode
 from zmqps.errors import LimitError
 
 
-@pytest.mark.parametrize(
-    ("counters", "shown"),
+@for_each(
+    "counters, shown",
     [
         ({"pushes": 3, "ratio": 0.5, "whole": True, "device": "cpu"}, {"pushes", "ratio", "whole", "device"}),
         ({"nan": float("nan"), "inf": float("inf"), "nil": None, "list": [1], "map": {"a": 1}, "n": 1}, {"n"}),

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.core.machines import hello, identity, peer, sent
+from tests.tables import for_each
 from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.coordinator.watching.traces import MAX_FETCHES
@@ -141,8 +142,8 @@ def test_asked_again_it_begins_no_other_one() -> None:
     assert told(cluster.ask(now=4.0, nonce=NONCE[::-1])).keys() == {"s", "a", "b"}  # the one before is over
 
 
-@pytest.mark.parametrize(
-    ("wrong", "error"),
+@for_each(
+    "wrong, error",
     [
         ({"seconds": 0.0}, LimitError), ({"seconds": LONGEST_S + 1}, LimitError),
         ({"nbytes": MAX_RING_NBYTES + 1}, LimitError), ({"nonce": b""}, ProtocolError),
@@ -247,7 +248,7 @@ def test_only_who_may_end_jobs_may_trace_them() -> None:
     refused(cluster.fetch("a"), IdentityError)
 
 
-@pytest.mark.parametrize(("role", "may"), [("node", True), ("worker", False), ("observer", False)])
+@for_each("role, may", [("node", True), ("worker", False), ("observer", False)])
 def test_where_there_are_keys_it_takes_a_nodes(role: str, may: bool) -> None:
     cluster = Cluster(keyed=True)
     message = m.Trace(1, TraceAction.START, "", 2.0, 0, 4096, NONCE)

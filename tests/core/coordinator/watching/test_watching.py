@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from tests.core.coordinator.training.test_steps import Cluster
 from tests.core.machines import Coordinator, errors, sent
+from tests.tables import for_each
 from zmqps.core.coordinator.watching.watching import MAX_EVENT_CHARS, MAX_EVENTS, Watching
 from zmqps.core.protocol.events import Log
 from zmqps.core.protocol.figures import BOUNDS
@@ -145,7 +144,7 @@ def test_who_asks_too_often_is_put_off() -> None:
     view(cluster)
 
 
-@pytest.mark.parametrize("asked", [{"job": "nobody's"}, {"node": "worker 7"}, {"points": 0}, {"span": 0.0}])
+@for_each("asked", [{"job": "nobody's"}, {"node": "worker 7"}, {"points": 0}, {"span": 0.0}])
 def test_a_question_about_nothing_is_answered_with_nothing(asked: dict[str, Any]) -> None:
     cluster = Cluster("s0", "w0")
     cluster.take("w0", Heartbeat(counters()))

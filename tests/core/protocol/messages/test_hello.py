@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.core.machines import hello
+from tests.tables import for_each
 from zmqps.core.protocol.messages.hello import (
     MAX_CAPABILITIES,
     MAX_CAPABILITY_CHARS,
@@ -19,12 +20,12 @@ from zmqps.core.protocol.messages.hello import (
 from zmqps.errors import LimitError, ProtocolError, ProtocolVersionError
 
 
-@pytest.mark.parametrize("name", ["a", "two words", "größer", "x" * MAX_JOB_NAME_CHARS])
+@for_each("name", ["a", "two words", "größer", "x" * MAX_JOB_NAME_CHARS])
 def test_a_job_may_have_any_printable_name(name: str) -> None:
     check_job(hello("worker", job=name))
 
 
-@pytest.mark.parametrize("name", ["", "a\nb", "\x1b[2J", "x" * (MAX_JOB_NAME_CHARS + 1)])
+@for_each("name", ["", "a\nb", "\x1b[2J", "x" * (MAX_JOB_NAME_CHARS + 1)])
 def test_a_name_that_is_none_or_would_spoil_a_table_is_refused(name: str) -> None:
     with pytest.raises(ProtocolError, match="printable characters"):
         check_job(hello("worker", job=name))
@@ -41,7 +42,7 @@ def test_a_hello_of_our_protocol_is_taken_in_each_role_that_is_expected_and_no_o
         check_hello(replace(said, version=said.version + 1), ("worker",))
 
 
-@pytest.mark.parametrize("field", ["name", "host", "endpoint"])
+@for_each("field", ["name", "host", "endpoint"])
 def test_what_a_node_says_of_itself_is_printable_and_short(field: str) -> None:
     limit = MAX_ENDPOINT_CHARS if field == "endpoint" else MAX_NAME_CHARS
     check_hello(replace(hello("worker"), **{field: "größer [bold] " + "x" * (limit - 14)}), ("worker",))

@@ -8,6 +8,7 @@ from typing import Any
 import msgpack
 import pytest
 
+from tests.tables import for_each
 from zmqps.core.protocol.messages import Note
 from zmqps.core.protocol.messages.notes import MAX_ENTRIES, MAX_STEP, MAX_VALUE_NAME_CHARS, MAX_VALUES
 from zmqps.core.protocol.wire import MAX_SHORT_HEADER_NBYTES, decode, encode
@@ -32,7 +33,7 @@ def test_nan_and_infinities_travel() -> None:
     assert (values["b"], values["c"]) == (math.inf, -math.inf)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "entry",
     [
         [], [0.5, 7], [*ENTRY, 1], 3, "x", {}, ["0.5", 7, {"a": 1.0}], [-1.0, 7, {"a": 1.0}], [math.nan, 7, {"a": 1.0}],

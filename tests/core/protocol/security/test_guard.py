@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tests.core.machines import identity
+from tests.tables import for_each
 from zmqps.core.protocol.messages import PROTOCOL_VERSION, EndJob, Examine, Hello, Welcome
 from zmqps.core.protocol.security.guard import check_join, check_order, check_welcome, join_guard, proved, welcome_guard
 from zmqps.errors import IdentityError
@@ -38,7 +39,7 @@ def test_where_there_is_no_secret_anybody_joins_and_ends_jobs() -> None:
     assert (welcome_guard(NONE, HELLO), proved(NONE, EndJob(1, "job", NONCE)).guard) == (b"", b"")
 
 
-@pytest.mark.parametrize(("guard", "shows"), [(b"", "shows none"), (b"x" * 16, "shows that it knows another one")])
+@for_each("guard, shows", [(b"", "shows none"), (b"x" * 16, "shows that it knows another one")])
 def test_who_does_not_know_it_is_told_what_to_do(guard: bytes, shows: str) -> None:
     with pytest.raises(IdentityError, match=f"worker w {shows}; give every process .* --job-secret FILE"):
         check_join(SECRET, replace(HELLO, guard=guard))
@@ -46,7 +47,7 @@ def test_who_does_not_know_it_is_told_what_to_do(guard: bytes, shows: str) -> No
         check_order(SECRET, OTHER, EndJob(1, "job", NONCE, guard))
 
 
-@pytest.mark.parametrize(
+@for_each(
     "change",
     [
         {"role": "server"}, {"role": "observer"}, {"incarnation": b"i" * 16}, {"secret": b"s" * 16}, {"job": "another"},
@@ -58,7 +59,7 @@ def test_what_was_overheard_lets_nobody_join_as_something_else(change: dict[str,
         check_join(SECRET, replace(joining(SECRET), **change))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
+@for_each(
     "proof",
     [
         lambda: b"",

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.tables import for_each
 from zmqps.core.protocol.security.keys import KEY_NBYTES, LOADER, alias, key_of, proof_of, same, shard_key, ticket_of
 from zmqps.errors import ProtocolError
 
@@ -32,14 +33,12 @@ def test_no_ticket_or_proof_serves_for_another_role_node_server_or_purpose() -> 
     assert not set(made) & set(keys)
 
 
-@pytest.mark.parametrize(("text", "key"), [("00" * 16, bytes(16)), ("0aFf" * 8, bytes([10, 255] * 8))])
+@for_each("text, key", [("00" * 16, bytes(16)), ("0aFf" * 8, bytes([10, 255] * 8))])
 def test_a_key_goes_through_hex(text: str, key: bytes) -> None:
     assert key_of(text) == key
 
 
-@pytest.mark.parametrize(
-    "text", ["", "00" * 15, "00" * 17, "zz" * 16, "0" * 31, "\ud800" * 32, "é" * 32, "\u0660" * 32]
-)
+@for_each("text", ["", "00" * 15, "00" * 17, "zz" * 16, "0" * 31, "\ud800" * 32, "é" * 32, "\u0660" * 32])
 def test_what_is_no_key_in_hex_is_a_protocol_error(text: str) -> None:
     with pytest.raises(ProtocolError, match="16 bytes in hex"):
         key_of(text)

@@ -12,6 +12,7 @@ import pytest
 from tests.core.machines import Coordinator, hello, logged, sent
 from tests.core.server.test_machine import WELCOME, Server
 from tests.data.make_wire_vectors import PATH, from_json
+from tests.tables import for_each
 from zmqps.core.coordinator.members.membership import Origin
 from zmqps.core.protocol.events import Action, Log, Received, Send
 from zmqps.core.protocol.messages import BY_KIND, Error, Hello, Message
@@ -83,8 +84,8 @@ def test_every_message_that_there_is_has_its_place() -> None:
     assert all(row.coordinator or row.server for row in TABLE)
 
 
-@pytest.mark.parametrize("keyed", [False, True])
-@pytest.mark.parametrize("name", MESSAGES)
+@for_each("keyed", [False, True])
+@for_each("name", MESSAGES)
 def test_a_coordinator_takes_a_message_from_those_that_may_send_it_and_from_no_others(name: str, keyed: bool) -> None:
     taken = set().union(*BY_ROLE.values())
     for role in ROLES:
@@ -98,7 +99,7 @@ def test_a_coordinator_takes_a_message_from_those_that_may_send_it_and_from_no_o
             assert refused is (expected if name in taken else ProtocolError), (name, role, key)
 
 
-@pytest.mark.parametrize("name", MESSAGES)
+@for_each("name", MESSAGES)
 def test_a_server_takes_a_message_from_those_that_may_send_it_and_from_no_others(name: str) -> None:
     for role, allowed in AT_SERVER.items():
         assert {kind.__name__ for kind in TO_SERVER[role]} == allowed
@@ -138,8 +139,8 @@ def cluster(keyed: bool, key: str | None = None) -> Coordinator:
 SENDERS = {"stranger": "x", "observer": "o0", "worker": "w0", "server": "s0"}
 
 
-@pytest.mark.parametrize("keyed", [False, True])
-@pytest.mark.parametrize("name", MESSAGES)
+@for_each("keyed", [False, True])
+@for_each("name", MESSAGES)
 def test_the_coordinator_decides_so_before_it_does_anything(name: str, keyed: bool) -> None:
     taken = set().union(*BY_ROLE.values())
     for key in KEYS if keyed else (None,):
@@ -157,8 +158,8 @@ def test_the_coordinator_decides_so_before_it_does_anything(name: str, keyed: bo
             coordinator = cluster(keyed, key) if allowed else coordinator  # the next one finds what this one has found
 
 
-@pytest.mark.parametrize("key", ["observer", "worker", "node"])
-@pytest.mark.parametrize("role", ["observer", "worker", "server"])
+@for_each("key", ["observer", "worker", "node"])
+@for_each("role", ["observer", "worker", "server"])
 def test_a_key_lets_join_in_its_role_and_in_those_below(role: str, key: str) -> None:
     coordinator = cluster(keyed=True)
     event = Received(b"@new", hello(role, f"{role[0]}9"), holder=holder(key))
@@ -168,8 +169,8 @@ def test_a_key_lets_join_in_its_role_and_in_those_below(role: str, key: str) -> 
     assert bool(refused) != allowed
 
 
-@pytest.mark.parametrize("name", MESSAGES)
-@pytest.mark.parametrize("sender", ["w", "o"])
+@for_each("name", MESSAGES)
+@for_each("sender", ["w", "o"])
 def test_a_server_decides_so_before_it_does_anything(name: str, sender: str) -> None:
     server = Server()
     server.train("w", "o")
@@ -180,7 +181,7 @@ def test_a_server_decides_so_before_it_does_anything(name: str, sender: str) -> 
     assert allowed or only_refused(actions)
 
 
-@pytest.mark.parametrize("name", sorted({*MESSAGES} - AT_SERVER["coordinator"]))
+@for_each("name", sorted({*MESSAGES} - AT_SERVER["coordinator"]))
 def test_a_server_takes_nothing_else_from_the_coordinator(name: str) -> None:
     server = Server()
     server.get(WELCOME)

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.tables import for_each
 from zmqps.core.job.keyspace import Segment, Slice
 from zmqps.core.protocol.loans import borrow
 from zmqps.core.protocol.terms import SET, SET_TO_MEAN
@@ -90,8 +91,8 @@ def test_equal_numbers_of_examples_are_as_good_as_one_each() -> None:
     assert means[0] == means[1]
 
 
-@pytest.mark.parametrize("examples", [(1, 1), (1, 3), (1 << 63, 1 << 63), (1, (1 << 64) - 1)], ids=str)
-@pytest.mark.parametrize("value", [1e30, 3e38])
+@for_each("examples", [(1, 1), (1, 3), (1 << 63, 1 << 63), (1, (1 << 64) - 1)])
+@for_each("value", [1e30, 3e38])
 def test_the_mean_of_finite_gradients_is_finite_also_over_all(value: float, examples: tuple[int, int]) -> None:
     stage = make()
     add(stage, A, value, examples=examples[0], dtype="f4")
@@ -222,7 +223,7 @@ def test_buffers_of_those_who_have_gone_are_given_back() -> None:
     assert stage.nbytes == (2 + 1) * 8 * SIZE, "one gradient of each that is there, and the mean"
 
 
-@pytest.mark.parametrize("examples", [(1, 1), (1, 3)])
+@for_each("examples", [(1, 1), (1, 3)])
 def test_a_mean_may_be_asked_for_again(examples: tuple[int, int]) -> None:
     stage = make()
     for push, value, number in zip((A, B), (1.0, 5.0), examples, strict=True):
@@ -307,7 +308,7 @@ def test_a_worker_that_has_not_pushed_an_element_counts_as_zeros_where_the_mean_
     assert mean(stage, A, B) == [2.0, 2.0, 1.0, 1.0, 1.0, 1.0]
 
 
-@pytest.mark.parametrize("dtype", ["f4", "f8"])
+@for_each("dtype", ["f4", "f8"])
 def test_what_all_have_pushed_has_the_same_bits_whatever_the_mean_is_over(dtype: str) -> None:
     for pushes in ([A], [A, B, C]):
         means = []

@@ -10,6 +10,7 @@ import pytest
 from tests.core.machines import job, placement
 from tests.core.server.dense.test_buffers import Lent, Reading, pull, push
 from tests.simulator.jobs.training import ReferenceRules
+from tests.tables import for_each
 from zmqps.core.protocol.limits import MAX_ALL_BACKLOGS_NBYTES, MAX_BACKLOG_NBYTES
 from zmqps.core.server.dense import beside as beside_module
 from zmqps.core.server.dense.beside import GRANT_NBYTES, Beside, beside_nbytes
@@ -50,8 +51,8 @@ def is_lent(shard: Shard, values: Any, number: int = 0) -> bool:
     return np.shares_memory(values, shard.slices[number].value)
 
 
-@pytest.mark.parametrize(
-    ("values", "workers", "expected"),
+@for_each(
+    "values, workers, expected",
     [
         (1_000, 3, 1_000),
         (8 << 30, 1, MAX_BACKLOG_NBYTES),
@@ -105,7 +106,7 @@ def test_readers_of_old_values_count_too() -> None:
     assert is_lent(shard, pull(shard, Reading()))
 
 
-@pytest.mark.parametrize("seed", range(20))
+@for_each("seed", range(20))
 def test_whatever_is_read_no_more_is_taken_than_was_admitted_and_nothing_that_is_read_changes(seed: int) -> None:
     rng = np.random.default_rng(seed)
     shard, reads = new_shard(2 * SLICE, Host()), list[tuple[Any, Any, float]]()

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 from tests.core.machines import job, make_shard, placement
+from tests.tables import for_each
 from zmqps.core.server.dense.finiteness import Finiteness
 from zmqps.errors import NonFiniteGradientError
 
 SPEC = job("a", "b", "c", size=4)
 
 
-@pytest.mark.parametrize(("bad", "names"), [((1,), "'a'"), ((1, 2), "'a'"), ((3, 4), "'a', 'b'"), ((11,), "'c'")])
+@for_each("bad, names", [((1,), "'a'"), ((1, 2), "'a'"), ((3, 4), "'a', 'b'"), ((11,), "'c'")])
 def test_it_names_the_parameters_each_once_and_counts(bad: tuple[int, ...], names: str) -> None:
     shard = make_shard(SPEC, placement(SPEC, slice_nbytes=1 << 10), 0)
     counters: Counter[str] = Counter()

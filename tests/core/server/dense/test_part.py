@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.tables import for_each
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import Parameter
 from zmqps.core.protocol.arrays import Array, gather, scatter
@@ -307,7 +308,7 @@ def test_many_pulls_without_a_push_leave_no_heap_of_readers() -> None:
 # --- what is refused changes nothing ------------------------------------------------------------
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@for_each("bad", [np.nan, np.inf, -np.inf])
 def test_a_gradient_that_is_not_finite_is_refused_and_names_its_parameter(bad) -> None:  # type: ignore[no-untyped-def]
     shard = loaded_shard(small_placement(40))
     before = state_of(shard)
@@ -356,7 +357,7 @@ BAD_PARTS = {
 }
 
 
-@pytest.mark.parametrize(("parts", "size", "error"), BAD_PARTS.values(), ids=BAD_PARTS)
+@for_each("parts, size, error", BAD_PARTS.values(), ids=BAD_PARTS)
 def test_a_request_that_does_not_fit_is_refused(parts, size, error) -> None:  # type: ignore[no-untyped-def]
     shard = one_slice()
     shard.dense.push([(0, 0, ())], [ones(5)], "w")
@@ -414,8 +415,8 @@ def test_values_that_come_after_loading_are_ignored() -> None:
     assert state_of(shard) == before
 
 
-@pytest.mark.parametrize(
-    ("parts", "size", "error"),
+@for_each(
+    "parts, size, error",
     [([(0, 0, (0, 3))], 3, SliceRangeError), ([(0, 0, ())], 3, ProtocolError), ([(7, 0, ())], 5, SliceRangeError)],
 )
 def test_initial_values_that_do_not_fit_are_refused(parts, size, error) -> None:  # type: ignore[no-untyped-def]

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tests.core.server.dense.test_buffers import Lent, Reading
 from tests.core.server.scarcity import ScarceRules, Scarcity, held_nbytes, memory_of, slice_state, state_of
+from tests.tables import for_each
 from zmqps import codecs
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import Parameter
@@ -192,8 +193,8 @@ def test_what_fails_for_want_of_memory_changes_nothing(mode: str, where: str, op
         getattr(pair, name)(*arguments)
 
 
-@pytest.mark.parametrize("where", ["host", "device"])
-@pytest.mark.parametrize("mode", MODES)
+@for_each("where", ["host", "device"])
+@for_each("mode", MODES)
 def test_each_request_of_a_training_fails_once(mode: str, where: str) -> None:
     pair = Pair(mode, where, Divide() if mode == "treated" else None)
     for step in range(5):
@@ -252,9 +253,7 @@ def test_a_kernel_that_fails_before_it_writes_changes_nothing() -> None:
     push_all(shard)
 
 
-@pytest.mark.parametrize(
-    ("calls", "cause"), [(1, ZeroDivisionError("of the schedule")), (0, InternalError(node="a thread", what="half"))]
-)
+@for_each("calls, cause", [(1, ZeroDivisionError("of the schedule")), (0, InternalError(node="a thread", what="half"))])
 def test_a_shard_that_is_half_updated_says_so(calls: int, cause: Exception) -> None:
     shard, _ = broken_after(calls, cause)
     with pytest.raises(ShardBrokenError, match=type(cause).__name__) as caught:

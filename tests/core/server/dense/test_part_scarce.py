@@ -17,6 +17,9 @@ from zmqps.core.server.dense.part import DensePart
 from zmqps.core.server.machine import ServerKernel
 from zmqps.core.server.shard import Shard
 
+#: Other tests let single requests fail: test_part_memory.py.
+pytestmark = pytest.mark.repeats
+
 #: What fails in the middle of these leaves what is done, for those who ask again.
 IN_PART = ("commit", "load")
 #: What a server answers with values.

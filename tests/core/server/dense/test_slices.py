@@ -6,8 +6,8 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import pytest
 
+from tests.tables import for_each
 from zmqps.core.job.keyspace import Segment, Slice
 from zmqps.core.job.spec import Parameter
 from zmqps.core.server.dense.aggregate import mean_in_passes
@@ -49,8 +49,8 @@ def state() -> SliceState:
     return SliceState(piece, np.zeros(sum(SIZES), np.float32), (), kernels(KERNELS, GROUPS))
 
 
-@pytest.mark.parametrize(
-    ("start", "stop", "segments"),
+@for_each(
+    "start, stop, segments",
     [(0, 10, (0, 4)), (0, 2, (0, 1)), (1, 2, (0, 1)), (2, 3, (1, 2)), (1, 6, (0, 3)), (5, 6, (2, 3)), (9, 10, (3, 4))],
 )
 def test_a_stretch_touches_the_parameters_it_has_elements_of(start: int, stop: int, segments: tuple[int, int]) -> None:
@@ -78,7 +78,7 @@ def test_groups_that_share_a_kernel_are_calls_of_their_own_where_they_differ() -
     assert shared.numbers([1.0, 7.0, *[0.1] * 7]) == (False, 0), "of another optimizer"
 
 
-@pytest.mark.parametrize(("start", "stop"), [(a, b) for a in range(10) for b in range(a + 1, 11)])
+@for_each("start, stop", [(a, b) for a in range(10) for b in range(a + 1, 11)])
 def test_runs_cover_a_stretch_without_gaps_and_each_element_by_its_kernel(start: int, stop: int) -> None:
     one = state()
     one.steps[:] = [1, 2, 2, 2]

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.core.server.dense.test_part_memory import ALL, SLICES, gradient, new_shard
 from tests.core.server.scarcity import Scarcity, held_nbytes
+from tests.tables import for_each
 from zmqps.core.server.dense.buffers import ROUNDS
 from zmqps.core.server.dense.slices import MAX_DONE_READERS
 from zmqps.core.server.dense.snapshot import Snapshot, SnapshotSlice
@@ -129,7 +130,7 @@ def test_whatever_happens_meanwhile_its_pieces_are_the_shard_as_it_was(mode: str
     saved.drain()
 
 
-@pytest.mark.parametrize("mode", MODES)
+@for_each("mode", MODES)
 def test_nothing_is_copied_as_long_as_nothing_is_updated(mode: str) -> None:
     saved = Saved(mode, "host")
     saved.scarcity.fail_after(0)  # there is no memory at all
@@ -150,7 +151,7 @@ def test_slots_are_copied_once_however_often_their_slice_is_updated() -> None:
     saved.drain()
 
 
-@pytest.mark.parametrize("where", ["host", "device"])
+@for_each("where", ["host", "device"])
 def test_an_update_without_memory_for_the_copy_is_done_and_the_snapshot_is_given_up(where: str) -> None:
     expected = Saved("async", where)
     expected.update(list(ALL), 7)
@@ -192,8 +193,8 @@ def test_a_slice_whose_turn_finds_no_memory_gives_the_snapshot_up() -> None:
     snapshot.validate()
 
 
-@pytest.mark.parametrize("how", ["drained", "released"])
-@pytest.mark.parametrize("mode", ["async", "sync"])
+@for_each("how", ["drained", "released"])
+@for_each("mode", ["async", "sync"])
 def test_what_was_kept_meanwhile_is_given_back(mode: str, how: str) -> None:
     saved = Saved(mode, "host")
     snapshot = saved.begin()
@@ -239,7 +240,7 @@ def test_the_update_after_a_failed_one_copies_nothing_that_was_written_to() -> N
             saved.drain()
 
 
-@pytest.mark.parametrize("mode", MODES)
+@for_each("mode", MODES)
 def test_what_snapshots_have_read_is_forgotten_where_nobody_pushes_or_pulls(mode: str) -> None:
     saved = Saved(mode, "arena")
     for _ in range(3 * MAX_DONE_READERS):

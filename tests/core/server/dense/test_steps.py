@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.simulator.jobs.training import ReferenceRules
+from tests.tables import for_each
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import Parameter
 from zmqps.core.protocol.arrays import Array
@@ -170,8 +171,8 @@ def test_what_is_not_finite_is_refused_before_it_is_kept() -> None:
     assert values(shard) == [-1.0] * 8
 
 
-@pytest.mark.parametrize(
-    ("parts", "size", "error"),
+@for_each(
+    "parts, size, error",
     [([(2, 0, ())], 4, SliceRangeError), ([(1, 0, (1, 4))], 3, SliceRangeError), ([(0, 0, ())], 3, ProtocolError)],
 )
 def test_what_does_not_fit_is_not_kept(parts: Any, size: int, error: type[Exception]) -> None:

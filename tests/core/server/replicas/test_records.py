@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.tables import for_each
 from zmqps.core.protocol.loans import borrow
 from zmqps.core.server.ledger import Ledger
 from zmqps.core.server.replicas.records import LEDGER_PUSHES, ledgers_of, owned, remember
@@ -61,7 +62,7 @@ def test_a_long_ledger_goes_in_parts() -> None:
     assert all(a < b for a, b in pairwise(other.results))
 
 
-@pytest.mark.parametrize("numbers", [[], [0, 1], [0, 1, 2, 3, 4], [0, 1, 1 << 60]])
+@for_each("numbers", [[], [0, 1], [0, 1, 2, 3, 4], [0, 1, 1 << 60]])
 def test_a_part_that_is_none_is_refused(numbers: list[int]) -> None:
     with pytest.raises(ProtocolError):
         remember(Ledger(), [np.array(numbers, "<u8")])

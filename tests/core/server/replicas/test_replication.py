@@ -8,6 +8,7 @@ import pytest
 from tests.core.machines import assign, identity, job
 from tests.core.server.copies import LEADER, WELCOME, Copies, Node, pull, push, row
 from tests.modes import MODES
+from tests.tables import for_each
 from zmqps.core.protocol import messages as m
 from zmqps.core.protocol.events import Action, Returned, Run
 from zmqps.core.server.replicas.replication import MAX_BACKUPS
@@ -59,7 +60,7 @@ def test_a_backup_gets_the_initial_values_and_says_when_it_is_whole() -> None:
     assert copies.is_copied(*B)
 
 
-@pytest.mark.parametrize("mode", ["async", "sync"])
+@for_each("mode", ["async", "sync"])
 def test_a_backup_of_a_shard_without_slices_is_whole_when_it_knows_the_step(mode: str) -> None:
     copies = Copies(job("a", **MODES[mode]), empty=True)
     copies.begin()
@@ -109,8 +110,8 @@ def about_to_fill() -> Copies:
     return copies
 
 
-@pytest.mark.parametrize(
-    ("seconds", "rests"), [(0.5, 1.5), (10.0, 2.0)], ids=["three times as long", "no longer because a host stood still"]
+@for_each(
+    "seconds, rests", [(0.5, 1.5), (10.0, 2.0)], ids=["three times as long", "no longer because a host stood still"]
 )
 def test_a_backup_rests_between_slices_while_training_goes_on(seconds: float, rests: float) -> None:
     copies = about_to_fill()
@@ -355,7 +356,7 @@ def test_a_record_that_there_was_no_memory_for_is_asked_for() -> None:
     assert copies.sent["Replicate"] < 12, "once, not once for each that came behind it"
 
 
-@pytest.mark.parametrize("its_answer", [False, True])
+@for_each("its_answer", [False, True])
 def test_a_last_record_that_is_lost_or_its_answer_is_noticed_after_a_silence(its_answer: bool) -> None:
     copies = pushed(B)
     if its_answer:
@@ -408,7 +409,7 @@ def test_an_old_leader_is_refused_and_answers_no_more() -> None:
     assert copies.nodes["p"].machine.next_deadline() is None or not copies.nodes["p"].machine.replication.due
 
 
-@pytest.mark.parametrize(("mode", "waits"), [("async", False), ("bounded", True)])
+@for_each("mode, waits", [("async", False), ("bounded", True)])
 def test_a_bounded_read_waits_until_a_backup_says_that_it_still_follows(mode: str, waits: bool) -> None:
     copies = trained(B, **MODES[mode])
     copies.from_worker("p", "w", pull(7))
@@ -572,7 +573,7 @@ def test_a_step_that_the_old_leader_had_sent_in_part_is_committed_by_the_promote
 # --- what cannot be -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("backups", "stay"), [({}, True), ({"rows": []}, False)])
+@for_each("backups, stay", [({}, True), ({"rows": []}, False)])
 def test_no_backups_are_no_backups_but_where_none_are_known(backups: dict[str, object], stay: bool) -> None:
     copies = pushed(B)
     copies.settle()
@@ -580,7 +581,7 @@ def test_no_backups_are_no_backups_but_where_none_are_known(backups: dict[str, o
     assert (copies.nodes["p"].machine.tenants[LEADER].gate is not None) is stay
 
 
-@pytest.mark.parametrize("rows", [{"rows": 1}, {"rows": [{}]}, {"rows": [{}] * 9}])
+@for_each("rows", [{"rows": 1}, {"rows": [{}]}, {"rows": [{}] * 9}])
 def test_rows_that_name_no_servers_are_refused(rows: dict[str, object]) -> None:
     copies = Copies()
     copies.begin()

@@ -12,6 +12,7 @@ from tests.core.machines import identity, peer
 from tests.core.machines import make_shard as make_dense
 from tests.core.server.copies import LEADER, Copies
 from tests.simulator.jobs.training import row_rule
+from tests.tables import for_each
 from zmqps import optim
 from zmqps.core.job.keyspace import Placement
 from zmqps.core.job.spec import JobSpec, Parameter
@@ -204,8 +205,8 @@ def test_a_backup_without_memory_for_rows_says_so_and_the_coordinator_hears_it()
     assert copies.answered("w") == [101]
 
 
-@pytest.mark.parametrize(
-    ("payload", "why"),
+@for_each(
+    "payload, why",
     [
         ((), "begins with"),
         ((np.zeros(3, "<u8"),), "begins with"),

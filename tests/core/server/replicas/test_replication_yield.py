@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.core.machines import job
 from tests.core.server.copies import LEADER, Copies, pull, push, row
 from tests.core.server.replicas.test_replication import B, C, pushed, trained
+from tests.tables import for_each
 from zmqps.core.protocol import messages as m
 from zmqps.errors import DeposedError
 
@@ -144,7 +143,7 @@ def test_the_new_leader_goes_on_with_backups_that_have_all_that_it_has() -> None
     assert copies.sent["Replicate"] == before + 1, "nothing is copied again"
 
 
-@pytest.mark.parametrize("freed", [False, True])
+@for_each("freed", [False, True])
 def test_whoever_comes_late_to_the_old_one_is_told_that_the_shard_has_moved(freed: bool) -> None:
     copies = given_up()
     copies.promote("b", 2, generation=2)

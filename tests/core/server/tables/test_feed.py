@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from tests.core.server.followed import DIM, KINDS, SHARDS, Servers, apply, cargoes_of, followed, some
+from tests.tables import for_each
 from zmqps.client.sparse.feed import Changes
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.messages import PushRows, ScanRows
@@ -127,7 +128,7 @@ def test_a_copy_that_was_away_for_long_goes_on_where_no_row_has_gone() -> None:
     assert copy == servers.rows()
 
 
-@pytest.mark.parametrize(("away", "reset"), [(FOLLOWED_S - 1, False), (FOLLOWED_S + 1, True)])
+@for_each("away, reset", [(FOLLOWED_S - 1, False), (FOLLOWED_S + 1, True)])
 def test_a_copy_that_was_away_while_rows_went_reads_all_again_once_their_ids_are_forgotten(
     away: float, reset: bool
 ) -> None:
@@ -208,7 +209,7 @@ def test_no_cursor_is_one_that_does_harm(start: int, most: int, since: tuple[int
     rows.scan(ScanRows(1, epoch, items.slice.index, start, most, since), servers.now)
 
 
-@pytest.mark.parametrize("since", [(1,), (1,) * 4, (1,) * 6])
+@for_each("since", [(1,), (1,) * 4, (1,) * 6])
 def test_what_is_no_cursor_is_refused(since: tuple[int, ...]) -> None:
     [items] = Servers().shards[0][1].tables
     with pytest.raises(ProtocolError, match="a cursor has 5 numbers"):

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.tables import for_each
 from zmqps import optim
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec
@@ -151,7 +152,7 @@ def test_what_comes_late_with_an_update_has_its_seconds() -> None:
     assert values(items, 1, 2) == [1.0, 0.0]
 
 
-@pytest.mark.parametrize("idle_s", [5.0, 11.0])
+@for_each("idle_s", [5.0, 11.0])
 def test_rows_that_are_set_have_their_seconds(idle_s: float) -> None:
     items = table(expire_s=10.0)
     items.tick(100.0)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.core.machines import hello, job, placement, sent
+from tests.tables import for_each
 from zmqps.core.job.spec import JobSpec, Parameter
 from zmqps.core.node.handshake import BROKEN_LOOK_S, FIRST_RETRY_S, Handshake
 from zmqps.core.node.handshake import SLOWEST_RETRY_S as SLOWEST_HELLO_S
@@ -197,7 +198,7 @@ def test_answers_that_come_slowly_are_waited_for() -> None:
     assert connection.link.next_deadline() is None
 
 
-@pytest.mark.parametrize("kind", ["pull", "push", "load"])
+@for_each("kind", ["pull", "push", "load"])
 def test_what_a_server_has_not_had_is_sent_again(kind: str) -> None:
     connection = Connection()
     _, actions = connection.transfer(kind)
@@ -240,7 +241,7 @@ def test_a_server_that_answers_nothing_but_questions_is_asked_ever_more_rarely_t
     assert np.diff([0.0, *times]).tolist() == [PROBE_S * 2**i for i in range(4)]
 
 
-@pytest.mark.parametrize("kind", ["pull", "push", "push_pull", "load"])
+@for_each("kind", ["pull", "push", "push_pull", "load"])
 def test_over_a_new_connection_all_that_is_in_flight_is_sent_again_once_the_server_has_welcomed_us(kind: str) -> None:
     connection = Connection()
     _, actions = connection.transfer(kind)
@@ -386,7 +387,7 @@ def test_a_second_answer_is_ignored() -> None:
     assert push.remaining == 2
 
 
-@pytest.mark.parametrize("first", ["push", "pull"])
+@for_each("first", ["push", "pull"])
 def test_a_push_is_never_so_old_that_the_ledger_has_forgotten_it(first: str) -> None:
     connection = Connection(job("a"))
     connection.transfer(first)
@@ -401,7 +402,7 @@ def test_a_push_is_never_so_old_that_the_ledger_has_forgotten_it(first: str) -> 
     assert connection.link.next_seq - oldest.seq <= PUSH_WINDOW
 
 
-@pytest.mark.parametrize(
+@for_each(
     "answer",
     [
         lambda request: Values(request, "raw", [1, 2], [], [np.zeros(8, np.float32)]),
@@ -460,7 +461,7 @@ def test_what_is_encoded_does_not_stay_in_place() -> None:
     assert connection.link.in_flight.nbytes == 12 << 20
 
 
-@pytest.mark.parametrize(("codec", "keeps"), [("bf16", False), ("topk:fraction=0.5", True)])
+@for_each("codec, keeps", [("bf16", False), ("topk:fraction=0.5", True)])
 def test_only_what_a_codec_leaves_out_is_kept(codec: str, keeps: bool) -> None:
     kept: list[Any] = []
 
@@ -544,7 +545,7 @@ def test_a_push_that_was_lost_is_sent_again_as_soon_as_a_later_request_is_answer
     assert connection.link.counts["retries"] == 1
 
 
-@pytest.mark.parametrize("kind", ["push", "push_pull"])
+@for_each("kind", ["push", "push_pull"])
 def test_a_pull_that_was_answered_without_an_earlier_push_is_asked_again_behind_it(kind: str) -> None:
     connection = Connection()
     (push, pull), (first, second) = lost(connection, (kind, 0), ("pull", 0))
@@ -573,7 +574,7 @@ def test_what_was_sent_again_is_not_taken_for_lost_by_answers_to_what_was_sent_b
     assert connection.link.pump(0.0) == []
 
 
-@pytest.mark.parametrize("kind", ["pull", "push_pull"])
+@for_each("kind", ["pull", "push_pull"])
 def test_values_may_come_after_what_was_asked_later(kind: str) -> None:
     connection = Connection()
     _, (_, second) = lost(connection, (kind, 0), ("push", 1))

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.core.machines import identity, sent
+from tests.tables import for_each
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import Parameter
 from zmqps.core.node.member import Member
@@ -70,7 +71,7 @@ def test_a_connection_is_closed_when_the_last_shard_has_moved_away_from_its_serv
     links.validate()
 
 
-@pytest.mark.parametrize(
+@for_each(
     "wrong",
     [
         job("tcp://a:1"), job("tcp://a:1", "tcp://b:1", ticket=7), job(), job("tcp://a:1", "tcp://b:1", epoch=1 << 32),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from tests.core.machines import hello
+from tests.tables import for_each
 from zmqps.core.node.handshake import Handshake
 from zmqps.core.protocol.events import server_peer
 from zmqps.core.protocol.limits import WINDOW_NBYTES
@@ -50,8 +51,8 @@ class Line:
         return took
 
 
-@pytest.mark.parametrize("mbit", [10, 100, 1_000, 10_000])
-@pytest.mark.parametrize("round_trip_s", [0.0002, 0.002, 0.02])
+@for_each("mbit", [10, 100, 1_000, 10_000])
+@for_each("round_trip_s", [0.0002, 0.002, 0.02])
 def test_the_speed_and_the_delay_of_a_wire_are_found(mbit: int, round_trip_s: float) -> None:
     line = Line(mbit * 1e6 / 8, round_trip_s)
     for _ in range(5):

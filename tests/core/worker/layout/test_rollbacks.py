@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from tests.core.machines import CUT, REWOUND, failed, logged, resolved, sent
 from tests.core.worker.test_session import LOST, S0, S1, WELCOME, Attached, row
 from tests.modes import MODES
+from tests.tables import for_each
 from zmqps.core.job.keyspace import Placement
 from zmqps.core.protocol import messages as m
 from zmqps.core.protocol.events import COORDINATOR, Action, Connected, Notify, server_peer
@@ -208,7 +207,7 @@ def test_a_step_of_several_pushes_is_dropped_as_a_whole() -> None:
     assert sent(session.ask(session.transfer("push")), m.Push) != []
 
 
-@pytest.mark.parametrize("whole", [False, True])
+@for_each("whole", [False, True])
 def test_a_range_in_hand_is_to_do_again_so_its_gradients_do_not_count(whole: bool) -> None:
     session = synchronous(9)
     session.machine.rollbacks.took(some=True)
@@ -219,7 +218,7 @@ def test_a_range_in_hand_is_to_do_again_so_its_gradients_do_not_count(whole: boo
     assert bool(sent(session.ask(session.transfer("push", whole=True)), m.Push)) is whole
 
 
-@pytest.mark.parametrize("mode", ["async", "sync"])
+@for_each("mode", ["async", "sync"])
 def test_who_hears_late_of_a_cut_goes_back_to_what_it_was_told_with_it(mode: str) -> None:
     session = Going(**MODES[mode])
     session.go_back(0, 1, number=2)
@@ -238,8 +237,8 @@ def test_who_hears_late_of_a_cut_goes_back_to_what_it_was_told_with_it(mode: str
         assert session.machine.transfers.pace.clock == 3
 
 
-@pytest.mark.parametrize("held", [False, True])
-@pytest.mark.parametrize(("version", "ends"), [(8, True), (9, True), (10, False), (7, False)])
+@for_each("held", [False, True])
+@for_each("version, ends", [(8, True), (9, True), (10, False), (7, False)])
 def test_a_version_that_is_gone_is_not_waited_for_by_who_has_to_make_it_again(
     version: int, ends: bool, held: bool
 ) -> None:
