@@ -12,7 +12,7 @@ only, and sends its neighbours activations one way and their gradients the other
     channel.send({"hidden": d_hidden})
 
 Both agree on the endpoint beforehand, as by a flag, and on a secret, which the workers of one
-`zmqps up` find in ``ZMQPS_CHANNEL_SECRET``. A process without it neither receives anything nor is heard.
+``zmqps up`` find in ``ZMQPS_CHANNEL_SECRET``. A process without it neither receives anything nor is heard.
 docs/model-parallel.md shows all of it.
 """
 

@@ -112,9 +112,8 @@ class Worker(Pusher):
             ones count; later ones are dropped and counted (backup workers). If more, workers push several
             batches in a step. By default one of every live worker.
         on_straggler : {"wait", "continue", "fail"}
-            Synchronous: what to do when a step takes longer than earlier steps suggest
-            (`zmqps.core.coordinator.consistency.synchronous`): wait on, go on without the late workers, or let
-            the waiting ones fail with `DeadlineError`.
+            Synchronous: what to do when a step takes longer than earlier steps suggest: wait on, go on without the
+            late workers, or let the waiting ones fail with `DeadlineError`.
         mean : {"pushed", "workers"}
             Synchronous: what each element's sum of gradients is divided by. ``pushed``: the examples of the workers
             that pushed it, so workers may hold different layers. ``workers``: the examples of all workers of the step

@@ -307,22 +307,7 @@ class Connection:
     # --- the end ------------------------------------------------------------------------------
 
     def finish(self, *, timeout: float | None = None) -> None:
-        """Complete pending operations, inform the others that this worker is done, and close.
-
-        In synchronous mode the last push counts in its step, but this does not wait for it: pull first to see the
-        result. When the last worker of a job has left, and one has finished, the job ends and its memory is freed. The
-        cluster continues.
-
-        Parameters
-        ----------
-        timeout : float, optional
-            Seconds; by default as `connect` says, at least 60.
-
-        Raises
-        ------
-        DeadlineError
-            Names the operations that did not complete; the worker is closed anyway.
-        """
+        """Do what `zmqps.Worker.finish` says, without the tables."""
         refuse_in_callback()
         try:
             self.finish_async(timeout=timeout).result()
@@ -390,26 +375,7 @@ class Connection:
         return max(began_at + timeout - self._thread.time(), 0.001)
 
     def close(self, *, timeout: float | None = None) -> None:
-        """Leave the cluster and release everything; pending operations fail with `ClosedError`.
-
-        When this returns nothing of the worker is open: no socket, no thread, no shared memory except what its arrays
-        still refer to. The coordinator knows, unless it has not answered the goodbye within a second. Any thread, even
-        several at once, and a signal handler may close it.
-
-        Parameters
-        ----------
-        timeout : float, optional
-            Seconds; by default as `connect` says, at least 60.
-
-        Raises
-        ------
-        DeadlineError
-            A callback of a future does not return and blocks the background thread. The worker ends when it returns.
-        ConfigurationError
-            This is a callback of a future, which runs on the thread that must end.
-        ForkedError
-            The worker belongs to the parent process.
-        """
+        """Do what `zmqps.Worker.close` says, without the tables."""
         self._refuse_in_fork()
         refuse_in_callback()
         seconds = checks.seconds("a timeout", self._seconds(timeout))

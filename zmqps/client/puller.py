@@ -96,7 +96,7 @@ class Puller(Connection):
         """Register a callback for whenever the job goes back to a checkpoint, because a part of it was lost.
 
         It runs on the background thread, like callbacks of futures, before any rolled-back values are returned, so it
-        may call only methods that do not block. A training loop that uses `Params.version` needs none. Errors of the
+        may call only methods that do not block. A training loop that uses ``Params.version`` needs none. Errors of the
         callback are logged.
 
         Parameters
@@ -214,7 +214,22 @@ class Puller(Connection):
         return [cache.flush(Call(self, requests.table(name), timeout)) for name, cache in self._caches.items()]
 
     def finish(self, *, timeout: float | None = None) -> None:
-        """See `Connection.finish`; it first sends the gradients that caches of tables keep."""
+        """Complete pending operations, inform the others that this worker is done, and close.
+
+        Gradients that caches of tables keep are sent first. In synchronous mode the last push counts in its step, but
+        this does not wait for it: pull first to see the result. When the last worker of a job has left, and one has
+        finished, the job ends and its memory is freed. The cluster continues.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds; by default as `connect` says, at least 60.
+
+        Raises
+        ------
+        DeadlineError
+            Names the operations that did not complete; the worker is closed anyway.
+        """
         refuse_in_callback()
         try:
             for sent in self._send_kept(timeout):
@@ -233,7 +248,27 @@ class Puller(Connection):
         return super().drain_async(timeout=timeout)
 
     def close(self, *, timeout: float | None = None) -> None:
-        """See `Connection.close`; gradients that caches of tables keep first have two seconds to be applied."""
+        """Leave the cluster and release everything; pending operations fail with `ClosedError`.
+
+        Gradients that caches of tables keep first have two seconds to be applied. When this returns nothing of the
+        worker is open: no socket, no thread, no shared memory except what its arrays still refer to. The coordinator
+        knows, unless it has not answered the goodbye within a second. Any thread, even several at once, and a signal
+        handler may close it.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds; by default as `connect` says, at least 60.
+
+        Raises
+        ------
+        DeadlineError
+            A callback of a future does not return and blocks the background thread. The worker ends when it returns.
+        ConfigurationError
+            This is a callback of a future, which runs on the thread that must end.
+        ForkedError
+            The worker belongs to the parent process.
+        """
         if self._caches and not in_callback():  # there it is refused
             requests = self._requests
             for name, cache in self._caches.items():

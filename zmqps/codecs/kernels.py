@@ -77,10 +77,10 @@ class CodecKernel:
     loop : function
         What numba compiles: plain loops over ``(*reads, *writes, *scalars)``.
     reference : function
-        The same on whole arrays, with the same arguments and result; before them the namespace, `numpy`
+        The same on whole arrays, with the same arguments and result; before them the namespace, ``numpy``
         or one with its functions.
     reads, writes : tuple of str
-        Dtypes of the arrays it reads only, and of those it writes; `VALUES` or numpy's short names.
+        Dtypes of the arrays it reads only, and of those it writes; ``VALUES`` or numpy's short names.
     scalars : tuple of str, optional
         Dtypes of its numbers.
     returns : str, optional

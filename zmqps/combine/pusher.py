@@ -288,7 +288,7 @@ class HostPusher(Pusher):
         return self._begin(end)
 
     def close(self, *, timeout: float | None = None) -> None:
-        """See `Connection.close`."""
+        """Do what `zmqps.Worker.close` says."""
         if not self._thread.forked:
             self._group.leave()
         super().close(timeout=timeout)

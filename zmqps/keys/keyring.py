@@ -114,7 +114,7 @@ class Keys:
         Raises
         ------
         ConfigurationError
-            There are none, or a file is not in the form that `zmqps keys` writes.
+            There are none, or a file is not in the form that ``zmqps keys`` writes.
         UnsafeFileError
             Other users may read a file, or have put it there.
         """
@@ -233,7 +233,7 @@ def read_entries(path: Path) -> list[Entry]:
     Raises
     ------
     ConfigurationError
-        The file is missing, or not in the form that `zmqps keys` writes.
+        The file is missing, or not in the form that ``zmqps keys`` writes.
     UnsafeFileError
         Other users may write to it.
     """

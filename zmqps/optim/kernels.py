@@ -283,7 +283,7 @@ def make_kernel(
     Raises
     ------
     OptimizerError
-        The backend is unknown, or the rule has more than `MOST_SLOTS` slots.
+        The backend is unknown, or the rule has more than ``MOST_SLOTS`` slots.
     """
     if rule.row_slots:
         raise OptimizerError(

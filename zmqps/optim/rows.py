@@ -185,7 +185,7 @@ def make_row_kernel(
     Raises
     ------
     OptimizerError
-        The rule has more than `MOST_SLOTS` slots, or numba cannot compile it.
+        The rule has more than ``MOST_SLOTS`` slots, or numba cannot compile it.
     """
     check_for_rows(rule)
     return (NumbaRowKernel if backend == "numba" else RowKernel)(rule, dim, step_counts)

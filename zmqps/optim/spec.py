@@ -140,8 +140,8 @@ class OptimizerSpec(ABC):
 class Rule(OptimizerSpec):
     """Base of the optimizers: one way of updating, with all its numbers.
 
-    A subclass is a frozen dataclass whose fields (declared with `options.number` and
-    `options.flag`) are its options; it says its `name`, its `slots`, and writes `scalars`
+    A subclass is a frozen dataclass whose fields (declared with `zmqps.optim.number` and
+    `zmqps.optim.flag`) are its options; it says its `name`, its `slots`, and writes `scalars`
     and `equation`. Registered under the entry point group ``zmqps.optimizers``, it can be named by
     `zmqps.optim.custom`. What `rules` returns are its instances for the groups, without groups of their own.
 
@@ -239,7 +239,7 @@ class Rule(OptimizerSpec):
 
     @property
     def slots(self) -> tuple[str, ...]:
-        """Names of the state arrays kept beside the values, at most `kernels.MOST_SLOTS`."""
+        """Names of the state arrays kept beside the values, at most ``kernels.MOST_SLOTS``."""
         return ()
 
     @property

@@ -34,7 +34,7 @@ class Initial:
     Parameters
     ----------
     kind
-        One of `KINDS`.
+        One of ``KINDS``.
     a, b
         The constant; or the bounds; or the mean and the standard deviation.
     seed

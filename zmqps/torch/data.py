@@ -132,7 +132,7 @@ def shard(loader: Iterable[Any], worker: Worker, *, seed: int = 0) -> Any:
     Returns
     -------
     DataLoader or Shard
-        A ``DataLoader`` like the loader, of its class and with worker processes of its own; a `Shard` of an
+        A ``DataLoader`` like the loader, of its class and with worker processes of its own; a ``Shard`` of an
         ``IterableDataset``, of other iterables, and of loaders whose class has its own ``__iter__``.
 
     Raises

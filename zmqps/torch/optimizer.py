@@ -164,7 +164,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc,unused-ignore]
 
     @property
     def version(self) -> int:
-        """The version of the values in the model, as `zmqps.Params.version`; with ``overlap`` after `synchronize`."""
+        """The version of the values in the model, as ``zmqps.Params.version``; with ``overlap`` after `synchronize`."""
         return self.trainer.version
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

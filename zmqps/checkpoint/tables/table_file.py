@@ -79,7 +79,7 @@ class TableFile:
     path
         Of the new file.
     format
-        One of `SUFFIXES`; by default as the name ends.
+        ``"parquet"``, ``"arrow"`` or ``"safetensors"``; by default as the name ends.
     replace
         Whether there may be such a file already.
 
@@ -153,7 +153,7 @@ def read_table(
     dim
         Elements of a row.
     format
-        One of `SUFFIXES`; by default as the name ends.
+        ``"parquet"``, ``"arrow"`` or ``"safetensors"``; by default as the name ends.
     most
         How many at a time.
 

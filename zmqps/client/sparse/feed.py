@@ -33,8 +33,8 @@ class Changes(NamedTuple):
         Ids whose rows were removed; some may never have been sent.
     ids : int64 array ``(m,)``
         Distinct ids.
-        rows : float32 array ``(m, dim)``
-            Their rows.
+    rows : float32 array ``(m, dim)``
+        Their rows.
     """
 
     reset: bool

@@ -115,7 +115,7 @@ class WholeTable:
         rows : float32 array ``(n, dim)``
             As they are when the chunk is read. During training, each row that exists from the beginning to the end
             comes at least once; rows that are created or removed meanwhile may be missed. If servers are added or
-            removed meanwhile (`zmqps scale`), all are repeated.
+            removed meanwhile (``zmqps scale``), all are repeated.
         """
         most = checks.whole("most", most, 1, 1 << 32)
         self.flush(timeout=timeout)
@@ -158,9 +158,9 @@ class WholeTable:
         each.
 
         Parameters
-        `Feed.cursor` of an earlier feed whose copy exists: continue from it.
+        ----------
         since : list, optional
-            `Feed.cursor` of an earlier feed, whose copy is there: go on from it.
+            `Feed.cursor` of an earlier feed whose copy exists: continue from it.
         initial : bool
             False: leave out the present rows.
         most : int

@@ -57,7 +57,7 @@ class Statistics:
         Memory of servers on this host that they do not change, because arrays of this worker are views of it
         (``copy=False``).
     wires
-        By the rank of the server: the measured wire to it (`WireSpeed`).
+        By the rank of the server: the measured wire to it (``WireSpeed``).
     logged, log_dropped
         How often the script has called `zmqps.Worker.log`, in all lives of the worker; and how many of these calls
         never reached the coordinator.

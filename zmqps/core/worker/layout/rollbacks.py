@@ -31,7 +31,7 @@ class Rollback:
     Attributes
     ----------
     version : int
-        The clock of the checkpoint: steps in the synchronous mode, where `Params.version` goes back to it.
+        The clock of the checkpoint: steps in the synchronous mode, where ``Params.version`` goes back to it.
     shards : tuple of int
         The parts that have gone back: all of them in synchronous mode, else the lost ones.
     lost : int
