@@ -1,7 +1,8 @@
-"""README does what it says: its scripts run, its commands are understood, its lines end where lines end."""
+"""README, tutorial and notebook do what they say: their scripts run, their commands are understood."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -14,26 +15,30 @@ import click
 import pytest
 
 from tests.imports import ROOT
+from tests.ports import free_port
 from tests.tables import for_each
 from zmqps.cli.main import cli
 
 README = (ROOT / "README.md").read_text()
+TUTORIAL = (ROOT / "docs/tutorial.md").read_text()
+NOTEBOOK = json.loads((ROOT / "examples/local_cluster.ipynb").read_text())
 #: What opens each sign of a diff, in the script before and after.
 BEFORE, AFTER = " -", " +"
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+def blocks(language: str, text: str = README) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
 
-def script(signs: str) -> str:
-    [diff] = blocks("diff")
+def script(signs: str, text: str = README) -> str:
+    [diff] = blocks("diff", text)
     return "".join(line[1:] + "\n" for line in diff.splitlines() if line[:1] in signs or not line)
 
 
 def run(*command: str, cwd: Path) -> str:
     env = {name: value for name, value in os.environ.items() if not name.startswith("ZMQPS_")}
     env["PYTHONPATH"] = str(ROOT)
+    env["PATH"] = f"{Path(sys.executable).parent}:{env['PATH']}"
     done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -65,15 +70,44 @@ def test_the_loop_in_plain_python_runs(tmp_path: Path) -> None:
     assert "staleness" in run(sys.executable, "loop.py", cwd=tmp_path)
 
 
+def test_the_tutorial_adds_zmqps_to_its_first_script() -> None:
+    first, of_ray = blocks("python", TUTORIAL)
+    assert script(BEFORE, TUTORIAL) == first
+    compile(of_ray, "ray", "exec")
+
+
+#: Commands of the tutorial that show what they print, by the script that they run.
+SHOWN = re.findall(r"^```sh\n([^`]*)```\n\n```\n([^`]*)```$", TUTORIAL, re.MULTILINE)
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(("typed", "printed"), SHOWN, ids=["alone", "up", "launch", "run"])
+def test_the_commands_of_the_tutorial_print_what_it_shows(typed: str, printed: str, tmp_path: Path) -> None:
+    signs = AFTER if "zmqps" in typed else BEFORE
+    (tmp_path / "train.py").write_text(script(signs, TUTORIAL))
+    typed = typed.replace("zmqps up", "zmqps up --address tcp://127.0.0.1:0").replace(":5570", f":{free_port()}")
+    said = re.sub(r"\d{4}-\d\d-\d\d [\d:.]+ ", "", run("bash", "-ec", typed, cwd=tmp_path))  # without the times
+    assert [line for line in printed.splitlines() if not re.search(f"{re.escape(line)}$", said, re.MULTILINE)] == []
+
+
+@pytest.mark.processes
+def test_the_notebook_prints_what_it_shows(tmp_path: Path) -> None:
+    cells = [cell for cell in NOTEBOOK["cells"] if cell["cell_type"] == "code"]
+    (tmp_path / "cells.py").write_text("\n".join("".join(cell["source"]) for cell in cells))
+    shown = "".join(line for cell in cells for output in cell["outputs"] for line in output["text"])
+    assert run(sys.executable, "cells.py", cwd=tmp_path) == shown
+
+
 def commands() -> Iterator[str]:
-    for block in blocks("sh"):
+    for block in [*blocks("sh"), *blocks("sh", TUTORIAL)]:
         for line in block.splitlines():
             words = shlex.split(line, comments=True)
             if "zmqps" in words:
                 yield shlex.join(words[words.index("zmqps") :])
 
 
-@for_each("command", list(commands()))
+@for_each("command", sorted(set(commands())))
 def test_the_commands_are_understood(command: str) -> None:
     _, *rest = shlex.split(command)
     found: click.Command = cli
@@ -84,5 +118,5 @@ def test_the_commands_are_understood(command: str) -> None:
 
 
 def test_lines_end_at_120_characters() -> None:
-    outside = re.sub(r"^(\||  <img).*$", "", README, flags=re.MULTILINE)
+    outside = re.sub(r"^(\||  <img).*$", "", README + TUTORIAL, flags=re.MULTILINE)
     assert [line for line in outside.splitlines() if len(line) > 120] == []
