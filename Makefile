@@ -5,6 +5,7 @@ VENV   ?= .venv
 PEERS  ?= .venv-peers
 FRAMEWORKS ?= .venv-frameworks
 TOOLS  ?= .venv-tools
+DOCS   ?= .venv-docs
 
 SERVERS     ?= 2
 WORKERS     ?= 4
@@ -55,7 +56,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install check format test test-random test-python test-slow test-repeats test-processes test-lan test-clusters test-engines test-browser test-prometheus frameworks test-frameworks test-conformance test-package package attack soak freezes flat simulate mutate test-gpu bench bench-full bench-gpu bench-gate bench-cycles bench-peers bench-frameworks experiments picture screenshots metrics roles errors constraints audit sbom release demo demo-sparse up down scale status observe logs trace launch doctor coordinator server worker clean
+.PHONY: help install check format test test-random test-python test-slow test-repeats test-processes test-lan test-clusters test-engines test-browser test-prometheus frameworks test-frameworks test-conformance test-package package attack soak freezes flat simulate mutate test-gpu bench bench-full bench-gpu bench-gate bench-cycles bench-peers bench-frameworks experiments picture screenshots metrics roles errors docs docs-links constraints audit sbom release demo demo-sparse up down scale status observe logs trace launch doctor coordinator server worker clean
 
 ##@ Development
 
@@ -95,6 +96,12 @@ roles: $(INSTALLED) ## write the tables of roles and messages into docs/security
 
 errors: $(INSTALLED) ## write docs/errors.md from the docstrings of the errors
 	$(PY) -m zmqps explain --all >docs/errors.md.new && mv docs/errors.md.new docs/errors.md
+
+docs: $(DOCS)/.installed ## the documents and the API as a site: build/docs/index.html; fails for a broken link or reference, or an error in the notebook
+	$(SPHINX) -W --keep-going . build/docs
+
+docs-links: $(DOCS)/.installed ## whether what the documents link to on other sites is there: needs the Internet
+	$(SPHINX) -b linkcheck -D nb_execution_mode=off . build/docs-links
 
 format: $(INSTALLED) ## rewrite the files the way `make check` wants them
 	$(PY) -m ruff check --fix --exit-zero .
@@ -244,12 +251,13 @@ worker: $(INSTALLED) ## a training script: SCRIPT=examples/digits.py ARGS="of th
 
 ##@ Releases and supply chain
 
-constraints: $(TOOLS)/.installed ## renew the tested versions and their hashes, here and in constraints-tools.txt
+constraints: $(TOOLS)/.installed ## renew the tested versions and their hashes, here and in constraints-tools.txt and constraints-docs.txt
 	$(COMPILE) --upgrade --extra dev --extra demo --output-file constraints.txt pyproject.toml
 	$(COMPILE) --upgrade --group tools --output-file constraints-tools.txt
+	$(COMPILE) --upgrade --constraint constraints.txt --group docs --output-file constraints-docs.txt pyproject.toml
 
 audit: $(TOOLS)/.installed ## known vulnerabilities of the tested versions; skipped where no database can be reached
-	.ci/audit $(TOOLS)/bin/pip-audit constraints.txt constraints-tools.txt
+	.ci/audit $(TOOLS)/bin/pip-audit constraints.txt constraints-tools.txt constraints-docs.txt
 
 package: $(INSTALLED) ## the sdist and the wheel that is built from it, as `python -m build` makes them: DIST=dist
 	$(PY) -m hatchling build --target sdist --directory '$(abspath $(DIST))'
@@ -274,7 +282,7 @@ release: $(INSTALLED) $(TOOLS)/.installed ## all of a release but the upload: VE
 ##@ Housekeeping
 
 clean: ## remove .venv, builds and caches; runs/ stays
-	rm -rf .venv $(PEERS) $(FRAMEWORKS) $(TOOLS) build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv $(PEERS) $(FRAMEWORKS) $(TOOLS) $(DOCS) build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(PEERS)/.installed: bench/peers/requirements.txt
@@ -294,6 +302,16 @@ $(FRAMEWORKS)/.installed: pyproject.toml constraints.txt tests/frameworks.txt
 	$(FRAMEWORKS)/bin/python -m pip install --quiet --no-compile --require-hashes --requirement constraints.txt
 	$(FRAMEWORKS)/bin/python -m pip install --quiet --no-compile --requirement tests/frameworks.txt
 	$(FRAMEWORKS)/bin/python -m pip install --quiet --no-index --no-deps --no-build-isolation --editable .
+	@touch $@
+
+# The notebook's kernel imports zmqps, too.
+SPHINX = PYTHONPATH='$(CURDIR)' $(DOCS)/bin/python -m sphinx --nitpicky --quiet --fresh-env --write-all --jobs 2 \
+  --conf-dir docs --doctree-dir build/doctrees
+
+$(DOCS)/.installed: constraints-docs.txt
+	@echo 'Installing Sphinx and what zmqps needs into $(DOCS): half a minute.'
+	@test -x '$(DOCS)/bin/pip' || '$(PYTHON)' -m venv '$(DOCS)'
+	$(DOCS)/bin/python -m pip install --quiet --no-compile --require-hashes --requirement constraints-docs.txt
 	@touch $@
 
 # One file, and one version of each package, for all supported Pythons; where the packages come from is for each machine

@@ -10,6 +10,7 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 
+import zmqps
 from tests import figures, roles
 from tests.imports import ROOT
 from tests.optim.specs import CASES
@@ -150,6 +151,13 @@ def test_make_targets_named_in_the_documents_exist() -> None:
         for target in re.findall(r"^`?make ([a-z][a-z-]*)", code, re.MULTILINE)
     }
     assert [f"{document}: make {target}" for document, target in sorted(named) if target not in targets] == []
+
+
+def test_the_reference_has_every_public_name() -> None:
+    modules = set(zmqps._MODULES)
+    assert {path.stem for path in (ROOT / "docs/reference").glob("*.md")} == {"index", "package", *modules}
+    there = set(re.findall(r"^\.\. auto\w+:: (\w+)$", (ROOT / "docs/reference/package.md").read_text(), re.MULTILINE))
+    assert there == set(zmqps.__all__) - modules - {"__version__", "PSError"}  # the latter is of zmqps.errors
 
 
 def test_the_changelog_begins_with_what_is_unreleased_and_has_the_version() -> None:

@@ -24,7 +24,7 @@ from tests.tables import for_each
 from zmqps import __version__
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-FILES = ("constraints.txt", "constraints-tools.txt")
+FILES = ("constraints.txt", "constraints-tools.txt", "constraints-docs.txt")
 #: Extras that `make install` installs; the others need a GPU or are large.
 INSTALLED = ("demo", "bench", "watch", "tensorboard", "dev")
 SUPPORTED = ("3.11", "3.12", "3.13", "3.14")
@@ -81,8 +81,9 @@ def test_every_pin_is_one_version_with_hashes_and_no_place(file: str) -> None:
 
 def test_every_dependency_is_pinned_within_its_bounds() -> None:
     assert [text for requirement in asked_for() if (text := unmet(requirement, "constraints.txt"))] == []
-    tools = [Requirement(text) for text in PROJECT["dependency-groups"]["tools"]]
-    assert [text for requirement in tools if (text := unmet(requirement, "constraints-tools.txt"))] == []
+    for group, texts in PROJECT["dependency-groups"].items():
+        asked = [Requirement(text) for text in texts]
+        assert [text for requirement in asked if (text := unmet(requirement, f"constraints-{group}.txt"))] == []
 
 
 @for_each("python", SUPPORTED)
@@ -116,7 +117,7 @@ def test_what_is_known_to_move_is_bounded_above() -> None:
 
 def test_make_installs_nothing_without_its_hash() -> None:
     recipes = re.findall(r"^\t.*-m pip install (.*)", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    assert len(recipes) == 8
+    assert len(recipes) == 9
     unchecked = [recipe for recipe in recipes if "--require-hashes" not in recipe and "--no-index" not in recipe]
     assert [recipe.partition(" ||")[0] for recipe in unchecked] == [
         "--quiet --requirement bench/peers/requirements.txt",  # for comparisons by hand
