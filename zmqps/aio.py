@@ -26,6 +26,7 @@ from types import TracebackType
 from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, Self, TypeVar
 
 from zmqps import checks
+from zmqps.client.requests import Params
 from zmqps.client.sparse.cache_options import CacheOptions, CacheStatistics
 from zmqps.client.sparse.tables import Table
 from zmqps.client.sparse.whole import CHUNK_ROWS, TableStatistics
@@ -165,6 +166,18 @@ class AsyncWorker(_Awaitable[Worker]):
         taken: DataRange | None = None
         while (taken := await asyncio.wrap_future(self._worker._take_async(data, taken, timeout=timeout))) is not None:
             yield taken
+
+    async def steps(
+        self, until: int, *, out: Mapping[str, Any] | None = None, copy: bool = True, timeout: float | None = None
+    ) -> AsyncIterator[Params]:
+        """`Worker.steps`, for ``async for``."""
+        steps = await self._ask(partial(self._worker._begin_steps, until, timeout))
+        while not steps.is_over:
+            params = await self.pull(out=out, copy=copy, timeout=timeout)
+            if not steps.begin(params.version):
+                return
+            yield params
+            del params  # before the next ones arrive
 
     async def pull_each(
         self,

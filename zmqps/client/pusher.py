@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 from zmqps import checks
 from zmqps.client.puller import Puller
 from zmqps.client.requests import Params
+from zmqps.client.steps import Steps
 from zmqps.client.thread import refuse_in_callback
 from zmqps.codecs import Codec
 from zmqps.core.job.spec import JobSpec
@@ -23,6 +24,7 @@ from zmqps.optim import Hyperparameters, OptimizerSpec
 class Pusher(Puller):
     """A member that contributes gradients to its job; `zmqps.Worker` adds starting and saving it."""
 
+    _steps: Steps | None = None  # those of the last loop
     _settable: tuple[JobSpec, Hyperparameters] | None = None  # the job whose numbers were set last, and what can be set
 
     def push(
@@ -149,6 +151,62 @@ class Pusher(Puller):
         requests = self._requests or self._job(timeout)
         push, pull, result = requests.push_pull(grads, out, examples, codec, pull_codec, copy, step)
         return self._submit(Exchange(push=push, pull=pull), timeout, result)
+
+    def steps(
+        self, until: int, *, out: Mapping[str, Any] | None = None, copy: bool = True, timeout: float | None = None
+    ) -> Iterator[Params]:
+        """Take steps up to a number: ``for params in worker.steps(1000): worker.push(gradients(params))``.
+
+        Each turn of the loop is a step: it begins with `pull`, and its body ends it by a push of all gradients,
+        `advance` or `skip`. In synchronous mode steps are the job's: all workers leave the loop with step ``until``
+        applied. A worker that joins later, or a job that was restored from a checkpoint or has gone back to one,
+        continues at its step. In the other modes they are this worker's own. In bounded mode a worker that joins or is
+        restored begins at the step of the slowest; in asynchronous mode at 0, because no checkpoint knows how far each
+        worker was.
+
+        Parameters
+        ----------
+        until : int
+            The step at which the loop ends, counted from 0, so a second loop goes on with a larger number.
+        out, copy, timeout
+            As for `pull`.
+
+        Yields
+        ------
+        Params
+            The values at the beginning of the step, as of `pull`. `push_pull` gets the next ones in the same round trip
+            as it pushes, and needs no loop of this kind.
+
+        Raises
+        ------
+        ConfigurationError
+            The body does not end its step; or the last loop went as far; or this is an observer.
+        PSError
+            As `pull`.
+        """
+        return self._each_step(self._begin_steps(until, timeout), out, copy, timeout)
+
+    def _each_step(
+        self, steps: Steps, out: Mapping[str, Any] | None, copy: bool, timeout: float | None
+    ) -> Iterator[Params]:
+        while not steps.is_over:
+            params = self.pull(out=out, copy=copy, timeout=timeout)
+            if not steps.begin(params.version):
+                return
+            yield params
+            del params  # before the next ones arrive
+
+    def _begin_steps(self, until: int, timeout: float | None) -> Steps:
+        checks.whole("until", until, 1)
+        if self._role == "observer":
+            raise ConfigurationError("an observer is not waited for, so it takes no steps")
+        refuse_in_callback()
+        last, job = self._steps, self._job(timeout).job
+        if last is not None:
+            last.check_next(until)
+        at = (self._reads_at() or 0) if job.mode == "bounded" else 0 if last is None else last.at
+        self._steps = Steps(until, job, at)
+        return self._steps
 
     def set(self, values: Mapping[str, Any], *, step: bool = False, timeout: float | None = None) -> None:
         """Write parameters or buffers directly, without the optimizer; return when every shard has them.
