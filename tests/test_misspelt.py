@@ -80,8 +80,15 @@ def test_another_name_of_a_mode_is_answered_by_its_own(
     assert f"pass {meant}" in str(caught.value)
 
 
-@for_each("wrong, right", [("consistency", "mode"), ("sync", "mode"), ("stalenes", "staleness")])
-def test_a_name_near_to_that_of_the_mode_is_answered_by_it(worker: zmqps.Worker, wrong: str, right: str) -> None:
+@for_each(
+    "wrong, right",
+    [
+        ("consistency", "mode"), ("sync", "mode"), ("stalenes", "staleness"), ("replicas_to_aggregate", "aggregate"),
+    ],
+)  # fmt: skip
+def test_an_option_of_a_job_that_has_another_name_elsewhere_is_known(
+    worker: zmqps.Worker, wrong: str, right: str
+) -> None:
     with pytest.raises(ConfigurationError, match=f"did you mean '{right}'"):
         worker.init({"w": np.zeros(1)}, optimizer=optim.sgd(0.1), **{wrong: "sync"})
 

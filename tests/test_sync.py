@@ -245,7 +245,7 @@ def test_a_thousand_that_wait_for_the_others_are_all_done_when_those_have_come()
 
 
 def test_backup_workers_are_dropped_and_told() -> None:
-    options = {"optimizer": zmqps.optim.sgd(1.0), "mode": "sync", "replicas_to_aggregate": 2}
+    options = {"optimizer": zmqps.optim.sgd(1.0), "mode": "sync", "aggregate": 2}
     with (
         InProcessCluster(servers=2, workers=3) as cluster,
         Team(cluster.address, 3, {"w": np.zeros(4, np.float32)}, **options) as team,
@@ -261,7 +261,7 @@ def test_backup_workers_are_dropped_and_told() -> None:
 
 
 def test_workers_bring_several_batches_to_a_step_of_more_gradients_than_workers() -> None:
-    options = {"optimizer": zmqps.optim.sgd(1.0), "mode": "sync", "replicas_to_aggregate": 5}
+    options = {"optimizer": zmqps.optim.sgd(1.0), "mode": "sync", "aggregate": 5}
     with (
         InProcessCluster(servers=2, workers=2) as cluster,
         Team(cluster.address, 2, {"w": np.zeros(4, np.float32)}, **options) as team,

@@ -47,6 +47,7 @@ ALIASES = {
     "world_size": "workers",
     "coordinator": "address",
     "endpoint": "address",
+    "replicas_to_aggregate": "aggregate",
     "consistency": "mode",
     "sync": "mode",
     "secret": "job_secret",

@@ -65,7 +65,7 @@ class Worker(Pusher):
         mode: str = "sync",
         staleness: int | None = None,
         nonfinite: str = "reject",
-        replicas_to_aggregate: int | None = None,
+        aggregate: int | None = None,
         on_straggler: str = "wait",
         mean: str = "pushed",
         retain: int = 0,
@@ -107,7 +107,7 @@ class Worker(Pusher):
             Bounded, and required there: by how many steps a read may lag, 1 or more.
         nonfinite : {"reject", "allow"}
             Whether a push with NaN or infinity in it is refused.
-        replicas_to_aggregate : int, optional
+        aggregate : int, optional
             Synchronous: how many gradients make a step. If fewer than the workers, the first complete
             ones count; later ones are dropped and counted (backup workers). If more, workers push several
             batches in a step. By default one of every live worker.
@@ -125,7 +125,7 @@ class Worker(Pusher):
             Not synchronous: how servers treat stale gradients, from `zmqps.stale`.
         deterministic : bool
             Synchronous: refuse what would make the result depend on the order of arrival, which is
-            ``replicas_to_aggregate``, ``on_straggler="continue"``, `ranges`, and a cluster that does
+            ``aggregate``, ``on_straggler="continue"``, `ranges`, and a cluster that does
             not know how many workers to expect. Contributions are always added in the order of ranks, so
             a run without these gives the same bits each time, as long as no worker joins or leaves.
         workers : int, optional
@@ -157,7 +157,7 @@ class Worker(Pusher):
             mode=mode,
             staleness=staleness,
             nonfinite=nonfinite,
-            replicas_to_aggregate=replicas_to_aggregate,
+            aggregate=aggregate,
             on_straggler=on_straggler,
             mean=mean,
             retain=retain,
@@ -180,7 +180,7 @@ class Worker(Pusher):
         mode: str = "sync",
         staleness: int | None = None,
         nonfinite: str = "reject",
-        replicas_to_aggregate: int | None = None,
+        aggregate: int | None = None,
         on_straggler: str = "wait",
         mean: str = "pushed",
         retain: int = 0,
@@ -212,7 +212,7 @@ class Worker(Pusher):
             mode=mode,
             staleness=staleness,
             nonfinite=nonfinite,
-            aggregate=replicas_to_aggregate,
+            aggregate=aggregate,
             on_straggler=on_straggler,
             mean=mean,
             retain=retain,

@@ -218,7 +218,7 @@ def test_a_flag_is_true_or_false(worker: zmqps.Worker, name: str, argument: str,
         getattr(worker, name)(**METHODS[name], **{argument: value})
 
 
-@for_each("argument", ["staleness", "replicas_to_aggregate", "workers", "retain"])
+@for_each("argument", ["staleness", "aggregate", "workers", "retain"])
 def test_a_number_that_no_message_can_carry_is_refused_by_its_name(worker: zmqps.Worker, argument: str) -> None:
     with pytest.raises(ConfigurationError, match=argument.rpartition("_")[2]):
         worker.init(W, optimizer=SGD, mode="bounded" if argument == "staleness" else "async", **{argument: 10**400})

@@ -117,9 +117,7 @@ def test_what_cannot_begin_leaves_nothing_behind() -> None:
     with InProcessCluster(servers=1) as cluster, zmqps.connect(cluster.address) as worker:
         model = mlp()
         with pytest.raises(ConfigurationError, match="deterministic"):
-            zmqps.torch.Optimizer(
-                model, worker, sgd(model), deterministic=True, replicas_to_aggregate=1, timeout=PATIENCE
-            )
+            zmqps.torch.Optimizer(model, worker, sgd(model), deterministic=True, aggregate=1, timeout=PATIENCE)
         assert not model[0].weight._post_accumulate_grad_hooks
         other = mlp()
         zmqps.torch.Optimizer(other, worker, sgd(other), timeout=PATIENCE)

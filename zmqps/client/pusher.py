@@ -335,7 +335,7 @@ class Pusher(Puller):
 
         Use it for an empty batch, or a gradient that is not finite. In synchronous mode the mean is over the
         contributors, and a partial push of this step does not count. If all workers skip a step, nothing is updated in
-        it, and the version is one higher. With ``replicas_to_aggregate`` a step still needs that many gradients: while
+        it, and the version is one higher. With ``aggregate`` a step still needs that many gradients: while
         too few are in flight, this worker is released to contribute another one. In bounded mode the worker's clock
         advances. It does nothing in asynchronous mode.
 
@@ -343,7 +343,7 @@ class Pusher(Puller):
         worker has a gradient that is not finite. The step ends as usual, once all have arrived, and the version rises
         by one; parameters, rows, optimizer slots and step counts stay the same. Values passed to `set` or `average` in
         this step are still written. Other workers see it in `steps_left_out`. A step that was committed before this
-        call arrives is not undone (``replicas_to_aggregate``, ``on_straggler``). In the other modes, which have no
+        call arrives is not undone (``aggregate``, ``on_straggler``). In the other modes, which have no
         common steps, this is a plain skip.
 
         Parameters

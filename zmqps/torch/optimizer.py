@@ -70,7 +70,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc,unused-ignore]
     process_group : torch.distributed.ProcessGroup, optional
         Processes of this host that have averaged their gradients (by ``DistributedDataParallel``, for instance): the
         first one of them has the worker, the others get the values from it.
-    tables, nonfinite, replicas_to_aggregate, on_straggler, retain, treatment, deterministic, workers
+    tables, nonfinite, aggregate, on_straggler, retain, treatment, deterministic, workers
         As for `zmqps.Worker.init`; ``tables`` are further ones, beside those of the model's layers.
     push_codec, pull_codec
         As for `zmqps.Worker.init`: how gradients and values travel.
@@ -110,7 +110,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc,unused-ignore]
         process_group: torch.distributed.ProcessGroup | None = None,
         tables: Mapping[str, TableOptions] | None = None,
         nonfinite: str = "reject",
-        replicas_to_aggregate: int | None = None,
+        aggregate: int | None = None,
         on_straggler: str = "wait",
         retain: int = 0,
         treatment: Treatment | None = None,
@@ -123,7 +123,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc,unused-ignore]
         if isinstance(optimizer, Optimizer):
             raise ConfigurationError("this optimizer is zmqps' already: pass the one of torch.optim")
         init = {
-            "tables": tables, "nonfinite": nonfinite, "replicas_to_aggregate": replicas_to_aggregate,
+            "tables": tables, "nonfinite": nonfinite, "aggregate": aggregate,
             "on_straggler": on_straggler, "retain": retain, "treatment": treatment, "deterministic": deterministic,
             "workers": workers, "push_codec": push_codec, "pull_codec": pull_codec,
         }  # fmt: skip

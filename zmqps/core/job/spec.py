@@ -245,7 +245,7 @@ class JobSpec:
         if self.aggregate is not None:
             raise ConfigurationError(
                 f"deterministic training takes one gradient of every worker, not the first {self.aggregate} that come: "
-                "leave out replicas_to_aggregate"
+                "leave out aggregate"
             )
         if self.on_straggler == "continue":
             raise ConfigurationError(
