@@ -47,8 +47,9 @@ def train(
     """
     problem, curve, last = Digits(), Curve(), Params()
     cluster = zmqps.LocalCluster(
-        servers, WORKERS, checkpoint=directory, checkpoint_every=f"{EVERY}steps", heartbeat_timeout=3.0,
-        restore=directory if restored else None, restore_optimizer=optimizer, kernels="numpy",
+        servers, WORKERS, checkpoint=directory, heartbeat_timeout=3.0, kernels="numpy",
+        restore=directory if restored else None,
+        saving=zmqps.Saving(every=f"{EVERY}steps", restore_optimizer=optimizer),
     )  # fmt: skip
 
     def work(worker: zmqps.Worker, rank: int) -> None:

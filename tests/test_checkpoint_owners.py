@@ -28,7 +28,7 @@ START = {"w": np.zeros(300, np.float32)}
 
 def cluster(directory: Path, **options: Any) -> zmqps.LocalCluster:
     return zmqps.LocalCluster(
-        servers=1, workers=1, kernels="numpy", checkpoint=directory, keep=KEEP, checkpoint_at_end=False,
+        servers=1, workers=1, kernels="numpy", checkpoint=directory, saving=zmqps.Saving(keep=KEEP, at_end=False),
         heartbeat_interval=0.3, heartbeat_timeout=stretch(10.0), **options,
     )  # fmt: skip
 

@@ -22,6 +22,7 @@ PUBLIC: dict[str, Callable[..., Any]] = {
     "connect": zmqps.connect,
     "aio.connect": aio.connect,
     "LocalCluster": zmqps.LocalCluster,
+    "Saving": zmqps.Saving,
     "table": zmqps.table,
     "row_cache": zmqps.row_cache,
 }

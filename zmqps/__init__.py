@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from zmqps.core.worker.layout.rollbacks import Rollback
     from zmqps.core.worker.statistics import Statistics
     from zmqps.errors import PSError
-    from zmqps.launch.cluster import LocalCluster
+    from zmqps.launch.cluster import LocalCluster, Saving
     from zmqps.worker import Worker, connect, drain_on
     from zmqps.workers import run
 
@@ -31,6 +32,7 @@ __all__ = [
     "PSError",
     "Params",
     "Rollback",
+    "Saving",
     "Statistics",
     "Table",
     "TableOptions",
@@ -66,6 +68,7 @@ _HOMES = {
     "PSError": "zmqps.errors",
     "Params": "zmqps.client.requests",
     "Rollback": "zmqps.core.worker.layout.rollbacks",
+    "Saving": "zmqps.launch.cluster",
     "Statistics": "zmqps.core.worker.statistics",
     "Table": "zmqps.client.sparse.tables",
     "TableOptions": "zmqps.client.sparse.tables",
@@ -99,6 +102,17 @@ _MODULES = (
 )
 
 
+#: Names of other systems -> what there is.
+_ELSEWHERE = {
+    "Cluster": "LocalCluster",
+    "KVWorker": "connect()",
+    "KVStore": "connect()",
+    "init": "connect(), and init of the worker that it returns",
+    "start": "run(train, workers=n), LocalCluster, or `zmqps up`",
+    "TimeoutError": "DeadlineError, which is a TimeoutError",
+}
+
+
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
         try:
@@ -111,7 +125,8 @@ def __getattr__(name: str) -> Any:
         return getattr(import_module(_HOMES[name]), name)
     if name.endswith("Error") and hasattr(errors := import_module("zmqps.errors"), name):
         return getattr(errors, name)  # every exception can be caught as zmqps.…Error
-    raise AttributeError(f"module 'zmqps' has no attribute {name!r}")
+    text = import_module("zmqps.checks").no_attribute("module 'zmqps'", name, _ELSEWHERE)
+    raise AttributeError(text, name=name, obj=sys.modules[__name__])
 
 
 def __dir__() -> list[str]:

@@ -42,7 +42,13 @@ ALIASES = {
     "clipnorm": "clip_norm",
     "global_clipnorm": "clip_norm",
     "clipvalue": "clip_value",
+    "max_grad_norm": "clip_norm",
+    "batch_size": "examples",
+    "weight": "examples",
+    "version": "exact",
+    "num_steps": "until",
     "num_workers": "workers",
+    "nprocs": "workers",
     "num_servers": "servers",
     "world_size": "workers",
     "coordinator": "address",
@@ -52,12 +58,17 @@ ALIASES = {
     "sync": "mode",
     "secret": "job_secret",
     "codec": "push_codec",
+    "compression": "push_codec",
     "dimension": "dim",
+    "embedding_dim": "dim",
+    "output_dim": "dim",
 }
 
 
 def options(error: Refusal = ConfigurationError, owner: str = "") -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Let a function that is called with an option it does not have raise ``error``, which says what may be meant.
+
+    So it does with more values than it takes by position.
 
     ``owner``: what the function is called in errors, if not by its name.
     """
@@ -65,13 +76,22 @@ def options(error: Refusal = ConfigurationError, owner: str = "") -> Callable[[C
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         code = function.__code__
         known = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-        there, called = frozenset(known), owner or function.__qualname__.removesuffix(".__init__")
+        there, most = frozenset(known), code.co_argcount
+
+        def called() -> str:
+            return owner or checked.__qualname__.removesuffix(".__init__")
 
         @wraps(function)
         def checked(*args: P.args, **kwargs: P.kwargs) -> R:
             if not kwargs.keys() <= there:
                 wrong = next(name for name in kwargs if name not in there)
-                raise error(f"{called}() {no_option(wrong, [name for name in known if name != 'self'])}")
+                raise error(f"{called()}() {no_option(wrong, [name for name in known if name != 'self'])}")
+            if len(args) > most:
+                first, others = ([n for n in names if n != "self"] for names in (known[:most], known[most:]))
+                raise error(
+                    f"{called()}() takes {' and '.join(first) or 'nothing'} by position, and these by name: "
+                    f"{', '.join(others) or 'none'}"
+                )
             return function(*args, **kwargs)
 
         return checked
@@ -104,6 +124,12 @@ def meant(wrong: str, known: Iterable[str]) -> str:
     alias = ALIASES.get(wrong.lower())
     near = [alias] if alias in known else get_close_matches(wrong.lower(), known, n=1, cutoff=0.6)
     return f"did you mean {near[0]!r}?" if near else ""
+
+
+def no_attribute(owner: str, name: str, elsewhere: Mapping[str, str]) -> str:
+    """Say that something has no attribute of that name, and what is called so elsewhere."""
+    there = elsewhere.get(name, "")
+    return f"{owner} has no attribute {name!r}{f'; use {there}' if there else ''}"
 
 
 def number(

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from functools import cache
 from types import FunctionType
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -36,6 +36,29 @@ COMBINES = ("none", "host")
 DEFAULT_JOB = "default"
 
 
+#: Names of other systems -> what a worker has.
+ELSEWHERE = {
+    "step": "push(grads), or advance() to end a step by itself",
+    "pushpull": "push_pull(grads)",
+    "params": "pull()",
+    "version": "pull().version",
+    "world_size": "num_workers",
+    "size": "num_workers",
+    "id": "rank",
+    "is_master": "is_chief",
+    "is_leader": "is_chief",
+    "save": "checkpoint(); the cluster says where",
+    "load": "restored, and LocalCluster(restore=DIR) or --restore DIR",
+    "restore": "restored, and LocalCluster(restore=DIR) or --restore DIR",
+    "set_lr": "set_learning_rate(rate)",
+    "shard": "ranges(num_examples, range_size), or zmqps.torch.shard(loader, worker)",
+    "stats": "statistics()",
+    "wait": "barrier(name)",
+    "disconnect": "close()",
+    "shutdown": "finish(), or close()",
+}
+
+
 class Worker(Pusher):
     """A connection to a cluster; made by `connect`.
 
@@ -52,14 +75,23 @@ class Worker(Pusher):
     latest. What is still open when the program ends is closed then.
     """
 
+    def __init__(self, address: str | None = None, **options: Any) -> None:
+        if "job" not in options:
+            raise ConfigurationError("a worker is made by zmqps.connect(address)")
+        super().__init__(address, **options)
+
+    if not TYPE_CHECKING:  # for which there is no other attribute
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise AttributeError(checks.no_attribute("a worker", name, ELSEWHERE), name=name, obj=self)
+
     # --- the job ------------------------------------------------------------------------------
 
-    @checks.options()
     def init(
         self,
         params: Mapping[str, Any],
-        *,
         optimizer: OptimizerSpec | None = None,
+        *,
         tables: Mapping[str, TableOptions] | None = None,
         buffers: Mapping[str, Any] | None = None,
         mode: str = "sync",
@@ -151,7 +183,7 @@ class Worker(Pusher):
         refuse_in_callback()
         self.init_async(
             params,
-            optimizer=optimizer,
+            optimizer,
             tables=tables,
             buffers=buffers,
             mode=mode,
@@ -169,12 +201,11 @@ class Worker(Pusher):
             timeout=timeout,
         ).result()
 
-    @checks.options()
     def init_async(
         self,
         params: Mapping[str, Any],
-        *,
         optimizer: OptimizerSpec | None = None,
+        *,
         tables: Mapping[str, TableOptions] | None = None,
         buffers: Mapping[str, Any] | None = None,
         mode: str = "sync",
@@ -354,10 +385,13 @@ class Worker(Pusher):
 
 
 def _own_names(worker: type[Worker]) -> None:
-    """Let errors of calls name the class that a script knows, not the one below that has the method."""
+    """Let errors of calls name the class that a script knows, not the one below, and the option that is meant."""
     for name in dir(worker):
         method = getattr(worker, name)
         if not name.startswith("_") and isinstance(method, FunctionType):
+            if not hasattr(method, "__wrapped__"):
+                method = checks.options()(method)
+                setattr(worker, name, method)
             method.__qualname__ = f"Worker.{name}"
 
 
@@ -440,6 +474,10 @@ def connect(
         The key does not allow this; or the cluster has a job secret, and this is not it; or the coordinator does not
         know this one.
     """
+    if not isinstance(address, str | None) and isinstance(getattr(address, "address", None), str):
+        raise ConfigurationError(
+            f"address must be an endpoint, which a cluster has: connect(cluster.address), not {checks.shown(address)}"
+        )
     job = os.environ.get(JOB_VARIABLE) or DEFAULT_JOB if job is None else job
     transport = os.environ.get(TRANSPORT_VARIABLE) or "auto" if transport is None else transport
     secret = os.environ.get(JOB_SECRET_VARIABLE) or None if job_secret is None else job_secret

@@ -7,6 +7,7 @@ children that it starts. Nothing else can write there; what the network brings i
 from __future__ import annotations
 
 import contextlib
+import inspect
 import multiprocessing
 import os
 import signal
@@ -92,6 +93,9 @@ def run(
     checks.whole("workers", workers, 1, 65535)
     seconds = float("inf") if timeout is None else checks.seconds("timeout", timeout)
     ends_at = time.monotonic() + seconds
+    known = ("train", *inspect.signature(LocalCluster).parameters)
+    if wrong := [name for name in options if name not in known]:
+        raise ConfigurationError(f"run() {checks.no_option(wrong[0], known)}")
     _check(train, args)
     with LocalCluster(servers, workers, **options) as cluster:
         team: list[_Started] = []

@@ -199,7 +199,11 @@ class Arena:
             self.directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="zmqps-attack-")))
             self.tally = Tally(self.directory / "tally")
             if self._keyed:
-                self._options |= {"keys": self.keys, "checkpoint": self.checkpoints, "checkpoint_at_end": False}
+                self._options |= {
+                    "keys": self.keys,
+                    "checkpoint": self.checkpoints,
+                    "saving": zmqps.Saving(at_end=False),
+                }
                 keys.create(self.keys)
                 os.environ["ZMQPS_KEYS"] = str(self.keys)  # for the honest
                 stack.callback(os.environ.pop, "ZMQPS_KEYS", None)

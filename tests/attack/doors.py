@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import zmqps
 from tests.attack.arena import Arena
 from tests.pace import allow
 from tests.ports import free_port
@@ -100,7 +101,7 @@ def dawdle(port: int, over: threading.Event, arena: Arena) -> None:
 
 def with_checkpoints(directory: Path) -> Mapping[str, Any]:
     """Let jobs be saved every second."""
-    return {"checkpoint": directory / "checkpoints", "checkpoint_every": f"{SAVE_S}s", "checkpoint_at_end": False}
+    return {"checkpoint": directory / "checkpoints", "saving": zmqps.Saving(every=f"{SAVE_S}s", at_end=False)}
 
 
 def put_odd(path: Path, number: int) -> None:

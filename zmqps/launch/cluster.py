@@ -10,9 +10,10 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
 from zmqps import checks
 from zmqps.core.coordinator.options import CoordinatorOptions
@@ -43,6 +44,58 @@ log = logging.getLogger("zmqps.cluster")
 _clusters: weakref.WeakSet[_Cluster] = weakref.WeakSet()
 
 
+@checks.options_of("Saving")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saving:
+    """How the jobs of a `LocalCluster` are saved and restored.
+
+    Parameters
+    ----------
+    every : str
+        Save jobs every ``5min``, ``90s``, ``2h`` or ``500steps``; by default when asked (`Worker.checkpoint`), and at
+        their end.
+    at_end : bool
+        Save each job once more when it ends, or the cluster does; `LocalCluster.stop` waits for that.
+    full_every : int
+        Every so many-th checkpoint of a job with tables is whole; those between hold only the rows that have changed
+        since the one before.
+    keep : int
+        How many checkpoints of a job are kept, with those that they build upon.
+    via : {"shared", "coordinator"}
+        Whether servers write to the directory themselves, or send what they write to the coordinator.
+    restore_optimizer : bool
+        Whether the optimizer's state is restored as well; else the job may have another optimizer.
+    restore_names : mapping of str to str
+        Name of a parameter in the job -> its name in the checkpoint, where they differ.
+    """
+
+    every: str = ""
+    at_end: bool = True
+    full_every: int = 1
+    keep: int = KEEP
+    via: str = "shared"
+    restore_optimizer: bool = True
+    restore_names: Mapping[str, str] = field(default_factory=dict)
+
+    def config(self, directory: str | None, restore: str | None) -> CheckpointConfig:
+        """Return what the nodes are told."""
+        return CheckpointConfig(
+            directory=directory, every=self.every, full_every=self.full_every, at_end=self.at_end, keep=self.keep,
+            via=self.via, restore=restore, restore_optimizer=self.restore_optimizer, restore_names=self.restore_names,
+        )  # fmt: skip
+
+
+#: Names of other systems -> what a cluster has.
+ELSEWHERE = {
+    "close": "stop(), or a with statement",
+    "shutdown": "stop(), or a with statement",
+    "endpoint": "address",
+    "connect": "zmqps.connect(cluster.address)",
+    "workers": "zmqps.run(train, workers=n), or status()",
+    "logs": "directory",
+}
+
+
 class _Cluster:
     """The processes of a cluster on this host, from their start to their end.
 
@@ -58,6 +111,7 @@ class _Cluster:
         if not isinstance(directory, str | os.PathLike | None):
             checks.refuse("directory", "a path or None", directory)
         self._nodes = Nodes(config, self._spawn)
+        self._num_servers = config.options.servers
         self._joined = ""  # the cluster that this process was launched for
         self._timeout = checks.seconds("timeout", timeout)
         self._stack = contextlib.ExitStack()
@@ -68,6 +122,11 @@ class _Cluster:
         self._pid = os.getpid()
         self._removal: weakref.finalize[..., Any] | None = None  # of a temporary directory
         _clusters.add(self)
+
+    if not TYPE_CHECKING:  # for which there is no other attribute
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise AttributeError(checks.no_attribute("a cluster", name, ELSEWHERE), name=name, obj=self)
 
     @property
     def address(self) -> str:
@@ -218,10 +277,11 @@ class _Cluster:
             self.stop()
 
     def __repr__(self) -> str:
+        servers = len(self._nodes.servers) or self._num_servers
         where = f" at {self._nodes.address}" if self._state == "running" else ""
         if self._joined:
             return f"<zmqps.LocalCluster: the one at {self._joined} that this worker was launched for, {self._state}>"
-        return f"<zmqps.LocalCluster of {counted(len(self._nodes.servers), 'server')}{where}, {self._state}>"
+        return f"<zmqps.LocalCluster of {counted(servers, 'server')}{where}, {self._state}>"
 
 
 class LocalCluster(_Cluster):
@@ -251,24 +311,10 @@ class LocalCluster(_Cluster):
         Copies of each shard on other servers, up to 2, which take over when one is lost.
     checkpoint : path, optional
         Where jobs are saved, of this cluster alone while it lives; by default nowhere.
-    checkpoint_every : str
-        Save jobs every ``5min``, ``90s``, ``2h`` or ``500steps``; by default when asked (`Worker.checkpoint`), and at
-        their end.
-    checkpoint_at_end : bool
-        Save each job once more when it ends, or the cluster does; `stop` waits for that.
-    checkpoint_full_every : int
-        Every so many-th checkpoint of a job with tables is whole; those between hold only the rows that have changed
-        since the one before.
-    keep : int
-        How many checkpoints of a job are kept, with those that they build upon.
-    checkpoint_via : {"shared", "coordinator"}
-        Whether servers write to the directory themselves, or send what they write to the coordinator.
     restore : path, optional
         A checkpoint, or a directory whose latest good one is taken, from which the job that was saved goes on.
-    restore_optimizer : bool
-        Whether the optimizer's state is restored as well; else the job may have another optimizer.
-    restore_names : mapping of str to str, optional
-        Name of a parameter in the job -> its name in the checkpoint, where they differ.
+    saving : Saving, optional
+        How jobs are saved and restored: how often, how many checkpoints are kept, what is restored.
     fallback_timeout : float
         If every copy of a shard is lost, seconds to wait for a server before the job goes back to its last
         checkpoint; 0: such a job fails.
@@ -324,14 +370,8 @@ class LocalCluster(_Cluster):
         memory: int | None = None,
         replicas: int = 0,
         checkpoint: str | Path | None = None,
-        checkpoint_every: str = "",
-        checkpoint_at_end: bool = True,
-        checkpoint_full_every: int = 1,
-        keep: int = KEEP,
-        checkpoint_via: str = "shared",
         restore: str | Path | None = None,
-        restore_optimizer: bool = True,
-        restore_names: Mapping[str, str] | None = None,
+        saving: Saving = Saving(),
         fallback_timeout: float = CoordinatorOptions().fallback_timeout,
         job_secret: str | Path | None = None,
         keys: str | Path | None = None,
@@ -353,11 +393,9 @@ class LocalCluster(_Cluster):
             heartbeat_timeout=heartbeat_timeout, lease=lease, idle_timeout=idle_timeout, slice_nbytes=slice_nbytes,
             replicas=replicas, fallback_timeout=fallback_timeout,
         )  # fmt: skip
-        checkpoints = CheckpointConfig(
-            directory=_path("checkpoint", checkpoint), every=checkpoint_every, full_every=checkpoint_full_every,
-            at_end=checkpoint_at_end, keep=keep, via=checkpoint_via, restore=_path("restore", restore),
-            restore_optimizer=restore_optimizer, restore_names={} if restore_names is None else restore_names,
-        )  # fmt: skip
+        if not isinstance(saving, Saving):
+            checks.refuse("saving", 'a zmqps.Saving, such as Saving(every="5min")', saving)
+        checkpoints = saving.config(_path("checkpoint", checkpoint), _path("restore", restore))
         config = ClusterConfig(
             options=options, kernels=kernels, log_level=log_level, apply_threads=apply_threads,
             devices=devices or (device,), memory_nbytes=memory, job_secret=_whole_path("job_secret", job_secret),
