@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,7 +15,8 @@ from tests.inprocess import InProcessCluster
 from tests.tables import for_each
 from zmqps import aio, optim
 from zmqps.errors import ConfigurationError, OptimizerError
-from zmqps.worker import _host_worker
+from zmqps.launch.cluster import ELSEWHERE as of_cluster
+from zmqps.worker import ELSEWHERE, _host_worker
 
 PUBLIC: dict[str, Callable[..., Any]] = {
     **{name: getattr(optim, name) for name in optim.registry.BUILTIN if hasattr(optim, name)},
@@ -92,6 +94,50 @@ def test_an_option_of_a_job_that_has_another_name_elsewhere_is_known(
 ) -> None:
     with pytest.raises(ConfigurationError, match=f"did you mean '{right}'"):
         worker.init({"w": np.zeros(1)}, optimizer=optim.sgd(0.1), **{wrong: "sync"})
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda worker: worker.push("w", np.zeros(1)), "push() takes grads by position, and these by name: atomic"),
+        (lambda worker: worker.checkpoint("saves"), "checkpoint() takes nothing by position"),
+        (lambda worker: worker.push({}, batch_size=8), "has no option 'batch_size'; did you mean 'examples'?"),
+        (lambda worker: worker.log(loss=1.0), "has no option 'loss'; its options are values, step"),
+        (lambda worker: zmqps.Worker("tcp://127.0.0.1:1"), "a worker is made by zmqps.connect(address)"),
+        (lambda worker: zmqps.connect(worker), "connect(cluster.address)"),
+        (lambda worker: zmqps.run(print, num_workers=2), "run() has no option 'num_workers'; did you mean 'workers'?"),
+    ],
+)
+def test_a_call_as_others_have_it_is_answered_by_ours(
+    worker: zmqps.Worker, call: Callable[[zmqps.Worker], object], said: str
+) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        call(worker)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("owner", "elsewhere"),
+    [(zmqps.Worker, ELSEWHERE), (zmqps.LocalCluster, of_cluster), (zmqps, zmqps._ELSEWHERE)],
+    ids=["worker", "cluster", "zmqps"],
+)
+def test_an_attribute_that_others_have_is_answered_by_ours(
+    worker: zmqps.Worker, owner: Any, elsewhere: dict[str, str]
+) -> None:
+    found = {zmqps.Worker: worker, zmqps.LocalCluster: zmqps.LocalCluster(2)}.get(owner, zmqps)
+    for name, ours in elsewhere.items():
+        with pytest.raises(AttributeError, match=f"has no attribute '{name}'; use {re.escape(ours)}"):
+            getattr(found, name)
+        first = re.match(r"(?:zmqps\.)?(\w+)", ours)
+        assert first is not None
+        assert hasattr(owner, first[1]) or hasattr(zmqps, first[1]), "there is what is advised"
+    with pytest.raises(AttributeError, match=r"has no attribute 'fish'$"):
+        found.fish  # noqa: B018
+
+
+def test_the_optimizer_may_be_given_by_position(worker: zmqps.Worker) -> None:
+    worker.init({"w": np.zeros(1)}, optim.sgd(0.1))
+    assert worker.pull().version == 0
 
 
 def test_no_limit_is_said_that_nobody_comes_near(worker: zmqps.Worker) -> None:

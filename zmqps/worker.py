@@ -392,7 +392,11 @@ def _own_names(worker: type[Worker]) -> None:
             if not hasattr(method, "__wrapped__"):
                 method = checks.options()(method)
                 setattr(worker, name, method)
-            method.__qualname__ = f"Worker.{name}"
+            for called in (
+                method,
+                getattr(method, "__wrapped__", method),
+            ):  # the latter names itself where one is missing
+                called.__qualname__ = f"Worker.{name}"
 
 
 _own_names(Worker)
