@@ -99,9 +99,7 @@ def test_an_option_of_a_job_that_has_another_name_elsewhere_is_known(
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda worker: worker.push("w", np.zeros(1)), "push() takes grads by position, and these by name: atomic"),
         (lambda worker: worker.checkpoint("saves"), "checkpoint() takes nothing by position"),
-        (lambda worker: worker.push({}, batch_size=8), "has no option 'batch_size'; did you mean 'examples'?"),
         (lambda worker: worker.log(loss=1.0), "has no option 'loss'; its options are values, step"),
         (lambda worker: zmqps.Worker("tcp://127.0.0.1:1"), "a worker is made by zmqps.connect(address)"),
         (lambda worker: zmqps.connect(worker), "connect(cluster.address)"),

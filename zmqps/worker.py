@@ -384,19 +384,21 @@ class Worker(Pusher):
         return self._submit(SaveJob(0.0, consistent=consistent, state=checks.plain("state", state or {})), timeout)
 
 
+#: Called in every step, so their options are checked by Python alone.
+OFTEN = {name + form for name in ("push", "pull", "push_pull") for form in ("", "_async")}
+
+
 def _own_names(worker: type[Worker]) -> None:
     """Let errors of calls name the class that a script knows, not the one below, and the option that is meant."""
     for name in dir(worker):
         method = getattr(worker, name)
-        if not name.startswith("_") and isinstance(method, FunctionType):
-            if not hasattr(method, "__wrapped__"):
-                method = checks.options()(method)
-                setattr(worker, name, method)
-            for called in (
-                method,
-                getattr(method, "__wrapped__", method),
-            ):  # the latter names itself where one is missing
-                called.__qualname__ = f"Worker.{name}"
+        if name.startswith("_") or not isinstance(method, FunctionType):
+            continue
+        if name not in OFTEN and not hasattr(method, "__wrapped__"):
+            method = checks.options()(method)
+            setattr(worker, name, method)
+        for called in (method, getattr(method, "__wrapped__", method)):
+            called.__qualname__ = f"Worker.{name}"
 
 
 _own_names(Worker)

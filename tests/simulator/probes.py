@@ -117,7 +117,7 @@ _LOSSES = (
         of=Steps, method="move", before=lambda steps, old, heir, told: told is not None and steps.commits.measuring,
     ),
     CodeProbe(
-        name="a worker leaves that was to bring gradients to an heir again",
+        name="a worker leaves before it brings its gradients to an heir again",
         of=Commits, method="leave", after=_is_anything,
     ),
     CodeProbe(name="a step is torn: an heir can never have its gradients", of=Commits, method="_tear"),
