@@ -304,8 +304,8 @@ $(FRAMEWORKS)/.installed: pyproject.toml constraints.txt tests/frameworks.txt
 	$(FRAMEWORKS)/bin/python -m pip install --quiet --no-index --no-deps --no-build-isolation --editable .
 	@touch $@
 
-# The notebook's kernel imports zmqps, too.
-SPHINX = PYTHONPATH='$(CURDIR)' $(DOCS)/bin/python -m sphinx --nitpicky --quiet --fresh-env --write-all --jobs 2 \
+# The notebook's kernel imports zmqps, too; the client of kernels does not work in asyncio's debug mode, which CI sets.
+SPHINX = PYTHONASYNCIODEBUG= PYTHONPATH='$(CURDIR)' $(DOCS)/bin/python -m sphinx --nitpicky --quiet --fresh-env --write-all --jobs 2 \
   --conf-dir docs --doctree-dir build/doctrees
 
 $(DOCS)/.installed: constraints-docs.txt

@@ -7,6 +7,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from tests.imports import ROOT
@@ -31,18 +32,24 @@ def parsed(root: Path) -> Tree:
     return {path.relative_to(root).as_posix(): ast.parse(path.read_text()) for path in paths}
 
 
+@cache
+def walked(module: ast.Module) -> list[ast.AST]:
+    """Return all nodes of a module."""
+    return [*ast.walk(module)]
+
+
 def classes(tree: Tree, place: str = "zmqps/") -> Iterator[tuple[str, ast.ClassDef]]:
     """Yield each class of a folder with the path of its module."""
     for path, module in tree.items():
         if path.startswith(place):
-            yield from ((path, node) for node in ast.walk(module) if isinstance(node, ast.ClassDef))
+            yield from ((path, node) for node in walked(module) if isinstance(node, ast.ClassDef))
 
 
 def functions(tree: Tree, place: str = "zmqps/") -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
     """Yield each function of a folder with the path of its module."""
     for path, module in tree.items():
         if path.startswith(place):
-            for node in ast.walk(module):
+            for node in walked(module):
                 if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                     yield path, node
 
@@ -148,7 +155,7 @@ def counts(root: Path) -> dict[str, int]:
     """Return all that is counted of a tree."""
     tree = parsed(root)
     defined = Counter(node.name for _, node in functions(tree, "zmqps/core/"))
-    calls = Counter(_called(node) for path in tree if path.startswith("zmqps/core/") for node in ast.walk(tree[path]))
+    calls = Counter(_called(node) for path in tree if path.startswith("zmqps/core/") for node in walked(tree[path]))
     found = {"lines of the package": lines(root, "zmqps"), "lines of core": lines(root, "zmqps/core")}
     found |= {f"lines of core/{room}": lines(root, f"zmqps/core/{room}") for room in ROOMS}
     found["lines of " + "+".join(ROOMS)] = sum(lines(root, f"zmqps/core/{room}") for room in ROOMS)
@@ -165,7 +172,7 @@ def counts(root: Path) -> dict[str, int]:
         isinstance(node, ast.Lambda)
         for path in tree
         if path.startswith("zmqps/core/coordinator/")
-        for node in ast.walk(tree[path])
+        for node in walked(tree[path])
     )
     found["enums of core"] = sum(
         "Enum" in ast.unparse(base) for _, node in classes(tree, "zmqps/core/") for base in node.bases

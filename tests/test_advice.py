@@ -6,6 +6,7 @@ import ast
 import inspect
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import click
@@ -30,9 +31,14 @@ CALLED = {
 WORDS = {"nonfinite": NONFINITE_POLICIES, "on_straggler": STRAGGLER_POLICIES, "mean": MEANS}
 
 
-def texts() -> Iterator[tuple[str, str]]:
-    """Yield each text of the package that is no docstring, with the file that it is in."""
-    for path in sorted(path for path in ROOT.rglob("*.py") if "testing" not in path.parts):
+@cache
+def texts() -> list[tuple[str, str]]:
+    """Return each text of the package that is no docstring, with the file that it is in."""
+    return [*_texts()]
+
+
+def _texts() -> Iterator[tuple[str, str]]:
+    for path in sorted(ROOT.rglob("*.py")):
         tree = ast.parse(path.read_text())
         docs = {
             id(node.body[0].value) for node in ast.walk(tree)

@@ -7,8 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.imports import ROOT
 from tests.pace import allow
+
+pytestmark = pytest.mark.repeats  # each runs pytest in processes of its own
 
 PROGRAM = """if True:
     from hypothesis import given, strategies

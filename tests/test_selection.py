@@ -10,6 +10,8 @@ import pytest
 from tests.imports import ROOT
 from tests.pace import allow
 
+pytestmark = pytest.mark.repeats  # each collects tests in a process of its own
+
 #: All of its tests are left out by default.
 FILE = "tests/cli/test_nodes.py"
 

@@ -124,12 +124,12 @@ class ThreadTime:
 
     def seconds(self) -> tuple[float, float]:
         """Return what all used since, and what of it the others did."""
-        total, first = (now - before for now, before in zip(self._now(), self._before, strict=True))
-        return total, total - first
+        first, others = (now - before for now, before in zip(self._now(), self._before, strict=True))
+        return first + others, others
 
     def _now(self) -> tuple[float, float]:
         times = {thread.id: thread.user_time + thread.system_time for thread in self._process.threads()}
-        return sum(times.values()), times[self._process.pid]
+        return times.pop(self._process.pid), sum(times.values())
 
 
 def measure(setup: Setup, numbers: Sequence[int] = WORKERS, operations: int = OPERATIONS, turns: int = 3) -> list[Row]:

@@ -24,6 +24,7 @@ def test_every_message_that_a_client_may_send_is_tried() -> None:
     assert {BY_KIND[kind(frames[0])] for frames in hostile.nonsense()} == set(BY_KIND.values())
 
 
+@pytest.mark.repeats
 def test_a_case_tells_its_longest_message_and_ends_with_0(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hostile, "MOST_S", 10.0)
     found = CliRunner().invoke(hostile.command, ["--only", "SetRates"], catch_exceptions=False)
@@ -32,6 +33,7 @@ def test_a_case_tells_its_longest_message_and_ends_with_0(monkeypatch: pytest.Mo
     assert "more than" not in found.output
 
 
+@pytest.mark.repeats
 def test_what_costs_more_than_the_bound_is_named_and_ends_with_1(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hostile, "MOST_S", 0.0)
     found = CliRunner().invoke(hostile.command, ["--only", "SetRates"], catch_exceptions=False)

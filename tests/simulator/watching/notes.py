@@ -102,6 +102,7 @@ class Diary:
             book = node.machine.notes.notebook
             if node.finished and not node.machine.member.lost and not book and node.number not in self._last_died:
                 known, logged = self._known[node.number], len(self._logged[node.number])
+                known += book.num_dropped - self._lost[node.number]  # without room, and no later call says so
                 assert known == logged, f"worker {node.number} was told that {logged} calls are there, not {known}"
 
     @property
