@@ -45,7 +45,6 @@ ALIASES = {
     "max_grad_norm": "clip_norm",
     "batch_size": "examples",
     "weight": "examples",
-    "version": "exact",
     "num_steps": "until",
     "num_workers": "workers",
     "nprocs": "workers",
