@@ -33,6 +33,8 @@ class Thrift:
         self._seen: dict[tuple[str, str], set[tuple[type[Message], Any]]] = defaultdict(set)
         # pulls that a server has, by the two incarnations and the request; True: it was told that the pull is withdrawn
         self._withdrawn: dict[tuple[bytes, bytes, int], bool] = {}
+        # repeated pulls by worker, server and request; True: it and the answer crossed on the way
+        self._repeated: dict[tuple[str, str, int], bool] = {}
         self._nodes = simulation.nodes
         simulation.on_send.append(self._send)
         simulation.on_receive.append(self._receive)
@@ -42,6 +44,9 @@ class Thrift:
             key = receiver.identity.incarnation, self._nodes[sender].identity.incarnation, message.request
             if isinstance(message, Pull) or key in self._withdrawn:
                 self._withdrawn[key] = isinstance(message, Withdraw)
+            repeat = sender, receiver.name, message.request
+            if repeat in self._repeated and (Values, message.request) in self._seen[receiver.name, sender]:
+                self._repeated[repeat] = True
 
     def _send(self, sender: Node, receiver: str, message: Message) -> None:
         if "coordinator" in (sender.role, receiver):
@@ -51,10 +56,16 @@ class Thrift:
             assert not self._withdrawn.get(key), f"{sender.name} sends {receiver} values that it was told not to"
         if self._strict:
             nbytes = sum(memoryview(frame).nbytes for frame in encode(message))
-            this, before = (type(message), getattr(message, "request", None)), self._seen[sender.name, receiver]
+            request, before = getattr(message, "request", 0), self._seen[sender.name, receiver]
+            first = (type(message), request) not in before
+            if isinstance(message, Pull) and not first and (Values, request) not in self._seen[receiver, sender.name]:
+                self._repeated.setdefault((sender.name, receiver, request), False)
+            crossed = isinstance(message, Values) and self._repeated.get((receiver, sender.name, request), False)
+            if crossed:
+                del self._repeated[receiver, sender.name, request]
             self.sent += nbytes
-            self.needed += nbytes if this not in before else 0
-            before.add(this)
+            self.needed += nbytes if first or crossed else 0
+            before.add((type(message), request))
 
     def check_end(self) -> None:
         """Assert that next to nothing was sent twice."""
