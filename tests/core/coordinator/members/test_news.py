@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tests.core.machines import Coordinator, hello, logged, peer
+from tests.core.machines import Coordinator, hello, job, logged, peer
 from zmqps.core.coordinator.members.news import MOST_NEWS
 from zmqps.core.node.throttle import FEW_LINES, MOST_LINES
 from zmqps.core.protocol.events import Received, Undecodable
@@ -93,3 +93,22 @@ def test_strangers_take_no_lines_from_members_and_none_from_strangers_elsewhere(
     assert logged(coordinator.handle(Received(peer("z"), ending, OTHER)))
     assert logged(coordinator.handle(Received(peer("here"), bad[0])))
     assert "refused a request of worker 0 (w0" in logged(coordinator.take("w0", Ready(1, 1)))
+
+
+def test_a_wait_that_goes_on_is_logged_less_and_less_often_and_at_once_when_it_returns() -> None:
+    coordinator = Coordinator()
+    coordinator.join("s0")
+
+    def logged_at(seconds: int, *alive: str) -> list[int]:
+        start = coordinator.now
+        return [
+            after for after in range(5, seconds + 1, 5)
+            if "worker's init" in logged(coordinator.wait(start + after, *alive))
+        ]  # fmt: skip
+
+    assert logged_at(240, "s0") == [5, 15, 35, 75, 135, 195]
+    coordinator.join("w0")
+    coordinator.init("w0", job())
+    assert not logged_at(10, "s0", "w0")
+    coordinator.take("w0", Leave("finished"))
+    assert logged_at(20, "s0") == [5, 15]

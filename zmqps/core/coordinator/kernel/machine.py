@@ -346,7 +346,7 @@ class CoordinatorKernel(Generic[Run]):
         """Say what is waited for, and what is new of what is said now and then only."""
         self._reminder_due = now + REMINDER_INTERVAL_S
         waits = self.waiting() if self.ending is None else []
-        said: list[Action] = [Log("info", text, job=job_of(text, self.runs)) for text in waits]
+        said: list[Action] = [Log("info", text, job=job_of(text, self.runs)) for text in self._news.waits(waits, now)]
         return [*said, *self._news.summaries(now)]
 
     def _job_due(self, name: str, now: float) -> list[Action]:
