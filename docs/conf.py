@@ -32,11 +32,14 @@ version = release = zmqps.__version__
 root_doc = "docs/index"
 include_patterns = sorted({str(path.relative_to(ROOT)) for path in [*DOCUMENTS, *LINKED]})
 exclude_patterns = [".*", "build", "runs", "tests"]
-extensions = ["myst_nb", "numpydoc", "sphinx.ext.autodoc", "sphinx.ext.viewcode", "sphinx_copybutton"]
+extensions = [
+    "myst_nb", "numpydoc", "sphinx.ext.autodoc", "sphinx.ext.viewcode", "sphinx_copybutton", "sphinxcontrib.mermaid",
+]  # fmt: skip
 suppress_warnings = ["misc.highlighting_failure"]  # code in the documents leaves things out with an ellipsis
 templates_path = ["site"]
 
 myst_heading_anchors = 4  # as GitHub makes them
+myst_fence_as_directive = ["mermaid"]
 nb_execution_mode = "force"
 nb_execution_raise_on_error = True
 nb_execution_timeout = 120
