@@ -160,7 +160,7 @@ def look(storage: Storage, path: str, depth: int = 0, seen: dict[str, Checkpoint
 def _base(
     storage: Storage, path: str, manifest: Manifest, depth: int, seen: dict[str, Checkpoint] | None
 ) -> Checkpoint:
-    """Return what a checkpoint builds upon, which lies beside it; with all that that builds upon."""
+    """Return what a checkpoint builds upon, which is in the same directory, and all that the base builds upon."""
     assert manifest.base is not None
     name, digest = manifest.base
     place = join(path.rpartition("/")[0], name)

@@ -37,7 +37,7 @@ FORMAT_OF_DENSE_CHANGES = 1
 MAX_NBYTES = 512 << 20
 MAX_HOST_CHARS = 255
 CONSISTENT, PER_SLICE = "consistent", "per slice"
-#: The last second that can be told as a date.
+#: The last second that can be written as a date.
 MAX_SECONDS = 253_402_300_799
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
@@ -136,7 +136,7 @@ class Manifest:
     Parameters
     ----------
     job_name, job, placement
-        Of what was trained, and how it lay on the shards.
+        Of the trained model, and how the shards divided it.
     version
         Updates that the values have absorbed; of the slices, the fewest.
     kind

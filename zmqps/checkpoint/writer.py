@@ -162,7 +162,7 @@ class ShardWriter:
         self._row_chunks[name], self._row_files[name] = chunks, table
 
     def close(self, state: Mapping[str, Any] | None = None) -> list[FileFact]:
-        """Wait until all is on the disk; return what the manifest is to say of the shard's files.
+        """Wait until all is on the disk; return the manifest's entry for the shard's files.
 
         Parameters
         ----------

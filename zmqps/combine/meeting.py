@@ -121,7 +121,7 @@ def meet(path: Path, timeout: float, *, stale: int | None = None) -> Met:
 
 
 def end(listener: socket.socket, path: Path, number: int) -> None:
-    """Stop listening, and remove the file if it is still this one's."""
+    """Stop listening, and remove the file if it still belongs to this listener."""
     with contextlib.suppress(OSError, DeadlineError), _choosing(path.parent, 1.0):
         if _number(path) == number:
             path.unlink()

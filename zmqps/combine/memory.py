@@ -21,7 +21,7 @@ BLOCK_NBYTES = 1 << 20
 
 
 class Layout:
-    """Where each parameter lies in the tables of a model."""
+    """Where each parameter is in the tables of a model."""
 
     def __init__(self, parameters: Sequence[Parameter], *, buffers: bool) -> None:
         self.parameters = parameters
@@ -78,7 +78,7 @@ class MappedModels:
     layout
         Of their tables.
     most
-        How many of one process, or by whatever they are told apart.
+        How many of one process, or of another key that distinguishes them.
     """
 
     def __init__(self, layout: Layout, most: int) -> None:

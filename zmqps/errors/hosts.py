@@ -38,7 +38,7 @@ def host_advice(why: str, login: str) -> str:
     why
         What ssh or Python said.
     login
-        What ssh is told, ``user@host``.
+        The destination for ssh, ``user@host``.
     """
     for clues, advice in _ADVICE:
         if any(clue in why for clue in clues):
@@ -70,7 +70,7 @@ class UnusableHostError(PSError, ConnectionError):
         host
             Its name.
         login
-            What ssh is told, ``user@host``.
+            The destination for ssh, ``user@host``.
         said
             The last lines that were heard.
         how

@@ -133,7 +133,7 @@ class ShutdownError(PSError, ConnectionError):
 
     What to do next
     ---------------
-    - Nothing, if the cluster was to end. If not, the coordinator's last lines say what asked for it, or what was lost:
+    - Nothing, if you ended the cluster. If not, the coordinator's last lines say what asked for it, or what was lost:
       `zmqps logs coordinator -n 20`.
     """
 

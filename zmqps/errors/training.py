@@ -119,7 +119,7 @@ class JobMismatchError(PSError, ValueError):
     What to do next
     ---------------
     - Make them equal: the text says how they differ, and which worker set it.
-    - If this worker is to train something else, give its job another name: `connect(..., job=...)`.
+    - If this worker should train something else, give its job another name: `connect(..., job=...)`.
     - If the job is an old one, end it: `zmqps jobs end NAME`.
     """
 

@@ -139,7 +139,7 @@ def answering(place: WebPlace, ask: Callable[[], Measurements], role: str, log: 
 
 
 class Source:
-    """Asks a node for its figures from any other thread; all that its loop does for it is to run `measure`.
+    """Asks a node for its figures from any other thread; its loop only runs `measure` for it.
 
     Parameters
     ----------

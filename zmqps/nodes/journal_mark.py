@@ -46,7 +46,7 @@ class Position:
 
     @property
     def is_none(self) -> bool:
-        """Whether it says that there is no journal, and what lies there is the rest of one."""
+        """Whether it says that there is no journal, and the files are the rest of one."""
         return self.number == _NOTHING
 
 

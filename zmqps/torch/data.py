@@ -36,7 +36,7 @@ AHEAD, AHEAD_BATCHES = 1024, 32
 PLAIN = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 #: What a subclass of ``DataLoader`` overrides or adds where it may not go by its sampler, or counts passes itself.
 OVERRIDES = ("__iter__", "_get_iterator", "set_epoch")
-#: Seeds of two passes that follow each other lie this far apart; an odd number, so 2**32 passes have different ones.
+#: Seeds of successive passes are this far apart; an odd number, so 2**32 passes have different ones.
 ODD = 0x9E3779B97F4A7C15
 #: Held while random states of a pass are in force: workers may be threads of one process, which share generators.
 _LOCK = threading.RLock()

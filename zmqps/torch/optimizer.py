@@ -57,7 +57,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc,unused-ignore]
         keeps its own. Not synchronous: the chief's are the job's, which observers and checkpoints have, and each trains
         with its own.
     share_gradients : bool
-        Let ``p.grad`` lie where servers on this host read it (`zmqps.Worker.gradient_buffers`). `zero_grad` then writes
+        Put ``p.grad`` where servers on this host read it (`zmqps.Worker.gradient_buffers`). `zero_grad` then writes
         zeros, so a parameter that is not used has a gradient of zeros, not None.
     overlap : bool
         Push while ``backward`` still runs, and return from `step` before the new values have come: what reads a
@@ -188,7 +188,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc,unused-ignore]
         return stepped(self, self.trainer, closure)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients, of tables as well; with ``share_gradients`` they become zeros where they lie."""
+        """Forget the gradients, of tables as well; with ``share_gradients`` they become zeros in place."""
         super().zero_grad(set_to_none and not self.trainer.options.share_gradients)
 
     def set_values(self) -> None:
