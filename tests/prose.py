@@ -49,6 +49,8 @@ INSTEAD_SOON = {
     r"\bthose of\b.*\bthose of\b|\bthat of\b.*\bthat of\b": "the noun, once",
     rf"\b(?:is|are|was|were) to (?:{_DUTIES})\b": "should, will, must",
     r"\b(?:this|that|each) one's\b": "its, or the noun",
+    r"\ban? \w+(?: \w+)? of (?:its|their|your|my|our) own\b(?! [\w-]+s\b)": "its own, a separate",
+    r"(?<!there )\b(?:is|are) (?-i:none)\b(?! of (?:its|the|these|them)\b)": "is not one, is invalid, is missing",
 }
 #: Where these phrases still are.
 LATER = (

@@ -121,7 +121,7 @@ def pull(worker: Worker, like: Any, **options: Any) -> Any:
     Returns
     -------
     pytree of jax.Array
-        Arrays of their own: nothing writes to them any more.
+        New arrays, which nothing else writes to.
     """
     return _tree(worker.pull(named(like), **options), like)
 

@@ -199,7 +199,7 @@ class RayCluster:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a process needs in its environment to join: for tasks and actors of your own.
+        """What a process needs in its environment to join: for your own tasks and actors.
 
         There ``zmqps.connect(os.environ["ZMQPS_COORDINATOR"])`` is all; ``ZMQPS_TOKEN`` is a secret.
         """

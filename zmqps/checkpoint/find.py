@@ -38,7 +38,7 @@ def open_checkpoint(path: str, job: str | None = None, *, storage: Storage | Non
     CheckpointNotFoundError
         There is none.
     CheckpointForeignError, CheckpointFormatError, CheckpointCorruptError
-        It is none of zmqps or was never finished, is of a later version, or is damaged.
+        It was not made by zmqps or never finished, is of a later version, or is damaged.
     CheckpointStorageError
         The disk fails.
     """

@@ -103,7 +103,7 @@ class Save:
             What is saved.
         owner
             The saver, in a form fit for a file's name: one at a time. Its unfinished files are removed, and
-            what others have whose names are the same up to a hyphen: so each save may have a directory of its own.
+            what others have whose names are the same up to a hyphen: so each save may have its own directory.
         now
             Seconds since 1970.
 
@@ -125,7 +125,7 @@ class Save:
             It could not be written or renamed; what was saved before is as it was.
         """
         storage = self._storage
-        self._version = manifest.version  # where slices have versions of their own it is known only now
+        self._version = manifest.version  # if slices have separate versions it is known only now
         write_file(storage, join(self.directory, manifests.NAME), manifest.to_bytes())
         with naming_the_disk(self.directory):
             storage.sync_directory(self.directory)

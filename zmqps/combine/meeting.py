@@ -1,7 +1,7 @@
 """Where processes of one user on one host find each other: a socket in a directory that is the user's alone.
 
 The first that looks for a name listens there, the others connect. A host is a network namespace, as for the lane: so
-containers with networks of their own are hosts of their own.
+containers with separate networks are separate hosts.
 """
 
 from __future__ import annotations

@@ -144,7 +144,7 @@ def counts_of(found: Sequence[tuple[int, int, int]], known: Mapping[int, Any]) -
 
 
 def average(total: Array, summands: Sequence[Array], count: int) -> None:
-    """Write the sum of arrays, divided by a count, to ``total``, which is none of them, block by block."""
+    """Write the sum of arrays, divided by a count, to ``total``, a separate array, block by block."""
     step = max(1, BLOCK_NBYTES // total.itemsize)
     for start in range(0, total.size, step):
         part, (first, *rest) = total[start : start + step], [array[start : start + step] for array in summands]

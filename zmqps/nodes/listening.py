@@ -180,7 +180,7 @@ def other_addresses(bound: str, advertised: str) -> list[str]:
 
 
 def _target(advertise: str, port: int) -> str:
-    """Return the endpoint that ``--advertise`` means: a host, or a host with a port of its own."""
+    """Return the endpoint that ``--advertise`` means: a host, or a host and a port."""
     text = advertise.removeprefix("tcp://")
     if ip_of(text) is not None:
         text = join(text, port)

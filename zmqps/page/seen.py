@@ -1,4 +1,4 @@
-"""What the page shows of a view, as plain data of its own: what is not named here does not leave the coordinator."""
+"""What the page shows of a view, as separate plain data: what is not named here does not leave the coordinator."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ class RowStore:
 
     @property
     def free(self) -> Array:
-        """Rows before `end` that are none now."""
+        """Rows before `end` that are unused."""
         return self._free[: int(self._state[0])]
 
     @property

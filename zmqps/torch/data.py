@@ -132,7 +132,7 @@ def shard(loader: Iterable[Any], worker: Worker, *, seed: int = 0) -> Any:
     Returns
     -------
     DataLoader or Shard
-        A ``DataLoader`` like the loader, of its class and with worker processes of its own; a ``Shard`` of an
+        A ``DataLoader`` like the loader, of its class and with its own worker processes; a ``Shard`` of an
         ``IterableDataset``, of other iterables, and of loaders whose class has its own ``__iter__``.
 
     Raises
@@ -226,7 +226,7 @@ class _PassStates:
 
 
 def _with_generator(sampler: Any, number: int) -> Any:
-    """Return a plain sampler like another one, with a generator of its own, from which no other thread draws."""
+    """Return a plain sampler like another one, with its own generator, from which no other thread draws."""
     made = copy.copy(sampler)
     given = [getattr(sampler, name, None) for name in ("generator", "weights")]
     device = next((one.device for one in given if one is not None), "cpu")
@@ -285,7 +285,7 @@ def _check_whole(loader: Any) -> None:
     ]
     if kept:
         raise ConfigurationError(
-            f"{type(loader).__name__} keeps an iterator with an order of its own, {kept[0]}, which zmqps.torch.shard "
+            f"{type(loader).__name__} keeps an iterator with its own order, {kept[0]}, which zmqps.torch.shard "
             "cannot divide: use a DataLoader with persistent_workers=True, which keeps its processes as well"
         )
 

@@ -1,4 +1,4 @@
-"""Embeddings whose rows are those of a sparse table on the servers: modules without weights of their own."""
+"""Embeddings whose rows are those of a sparse table on the servers: modules without weights."""
 
 from __future__ import annotations
 

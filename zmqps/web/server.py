@@ -1,4 +1,4 @@
-"""The HTTP server: on a thread and a loop of its own, so that no client, however slow, holds up the node."""
+"""The HTTP server: on a separate thread and loop, so that no client, however slow, holds up the node."""
 
 from __future__ import annotations
 

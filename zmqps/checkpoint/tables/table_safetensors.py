@@ -131,7 +131,7 @@ def _place(
         says = entries[name]
         shape, [start, stop] = says["shape"], says["data_offsets"]
         if not all(type(number) is int and number >= 0 for number in (*shape, start, stop)):
-            raise ValueError("numbers that are none")
+            raise ValueError("invalid numbers")
         dtype = dtypes.get(says["dtype"])
     except (ValueError, KeyError, TypeError) as error:
         raise _corrupt(path, f"what its header says of {name!r} cannot be used ({error})") from error

@@ -59,7 +59,7 @@ MAX_GROWTH = 40
 _COSTS = np.zeros(256, np.uint8)
 _COSTS[0x80:0x90] = 240  # a map; one of many entries takes less for each than they have bytes
 _COSTS[0x90:0xA0] = 72  # a list
-_COSTS[0xDC:0xDE] = 72  # the same with lengths of their own
+_COSTS[0xDC:0xDE] = 72  # the same with separate lengths
 _COSTS[0xDE:0xE0] = 240
 _COSTS[0xE0:] = 36  # a negative integer
 #: Above 32 MiB malloc maps and faults every buffer again (measured: 3 times slower), so no sender of zmqps

@@ -395,7 +395,7 @@ class CoordinatorKernel(Generic[Run]):
         return [*actions, *(Send(other.peer, lost) for other in told)]
 
     def succeed(self, before: MemberInfo, member: MemberInfo, now: float) -> list[Action]:
-        """A member comes in the place of an earlier life of its own, which was not known to be lost.
+        """A member replaces its earlier life, which was not known to be lost.
 
         No loss is announced: a barrier that waited for the one waits for the other.
         """

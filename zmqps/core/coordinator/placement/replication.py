@@ -162,14 +162,14 @@ class Replication:
         return actions
 
     def degraded(self, shards: Iterable[int], why: str, now: float) -> None:
-        """These shards have a leader alone, and get backups again, on servers with shards of their own, too."""
+        """These shards have a leader alone, and get backups again, also on servers that have shards."""
         for shard in shards:
             self.shortages.note(shard, why, now, anywhere=True)
 
     # --- backups -------------------------------------------------------------------------------
 
     def fill(self, servers: Iterable[MemberInfo], now: float) -> list[Action]:
-        """Give shards that lack backups new ones, on servers that have no shard of their own."""
+        """Give shards that lack backups new ones, on servers that lead no shard."""
         if not self.shortages or not self._startup.ready:
             return []
         copies, actions = self._startup.copies, list[Action]()

@@ -16,7 +16,7 @@ class Shortage:
 
     since: float
     why: str
-    anywhere: bool = False  # it may get them on servers that have shards of their own
+    anywhere: bool = False  # it may get them on servers that lead shards
 
 
 class Shortages:

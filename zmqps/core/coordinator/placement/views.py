@@ -143,7 +143,7 @@ class MemberViews(KeptRecord):
     # --- acknowledgements ----------------------------------------------------------------------
 
     def followed(self, member: MemberInfo, message: Followed) -> ViewChange | None:
-        """A member follows a change; return that, None if it is none any more or the member has said so before."""
+        """A member follows a change; return it, None if the change is over or the member has confirmed it before."""
         change = self.open.get(message.revision)
         if message.epoch != self._startup.epoch or change is None or member.incarnation not in change.awaited:
             return None

@@ -5,8 +5,8 @@ its place. Each slice has a *home* in the shard's arena. Where readers may take 
 (`zmqps.core.protocol.loans.Loan`) it gets a second place, in an arena of the same shape, and goes back and
 forth between the two: so neighbours usually stay neighbours, and an array over several slices can
 be read in place. Whatever else is needed comes from a pool of spares. How much all that may be, `Beside` says:
-without the memory for a second arena there is none. A slice goes back to a place
-of its own once that has no readers, and unused spares are released: so memory shrinks
+without the memory for a second arena there is none. A slice returns to its own place
+once that has no readers, and unused spares are released: so memory shrinks
 again when a slow reader has left.
 """
 

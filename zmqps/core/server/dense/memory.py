@@ -1,7 +1,7 @@
 """Where a shard's arrays live, and how payloads get there and back.
 
 In the memory of this host a payload is read where it arrived and values are sent from where they
-are, so there is nothing to do. A device has memory of its own: gradients are copied there before a
+are, so there is nothing to do. A device has its own memory: gradients are copied there before a
 kernel reads them, values back before they are sent. A shard only says when it needs which.
 """
 

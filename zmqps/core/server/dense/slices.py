@@ -376,7 +376,7 @@ class Updates:
             raise cause
 
     def is_frozen(self, kernel: int) -> bool:
-        """Whether a kernel, by its number, is none."""
+        """Whether a kernel, by its number, is missing: its parameters are frozen."""
         return self.kernels[kernel] is None
 
     def _compute(
