@@ -58,7 +58,7 @@ class Worker:
         self._told = False
         command = [sys.executable, *script, "--report", str(self._report)]
         with self.output.open("w") as output:
-            # a process group of its own: Ctrl-C reaches the demo alone, which then ends its workers
+            # its own process group: Ctrl-C reaches the demo alone, which then ends its workers
             self.process = subprocess.Popen(
                 command, env={**os.environ, **ONE_THREAD}, stdout=output, stderr=output, process_group=0
             )

@@ -2,7 +2,7 @@
 
     python examples/jobs.py
 
-Run it as often as you like; each run starts servers of its own and ends them.
+Run it as often as you like; each run starts its own servers and ends them.
 """
 
 from __future__ import annotations

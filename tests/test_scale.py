@@ -55,7 +55,7 @@ def test_jobs_that_lie_on_more_servers_and_then_on_fewer_lose_nothing(mode: str,
             shards = []
             for servers in (4, 3):
                 text = cluster.scale(servers, timeout=PATIENCE)
-                assert f"jobs lie on {servers} servers" in text
+                assert f"jobs are on {servers} servers" in text
                 [job] = cluster.status()["jobs"].values()
                 shards.append([row["share"] for row in job["job"]["placement"]])
         finally:

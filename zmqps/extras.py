@@ -39,7 +39,7 @@ def _origin() -> dict[str, Any]:
     """Return what pip has written down of where zmqps came from; nothing where that was an index."""
     try:
         text = distribution("zmqps").read_text("direct_url.json")
-    except PackageNotFoundError:  # it is run where it lies
+    except PackageNotFoundError:  # it runs in place
         return {"url": Path(__file__).parents[1].as_uri(), "dir_info": {"editable": True}}
     try:
         origin = json.loads(text or "{}")

@@ -114,14 +114,14 @@ def pull(worker: Worker, like: Any, **options: Any) -> Any:
     worker : Worker
         An observer, too.
     like : pytree of array
-        Of the same structure; its leaves say which dtypes the values are to have.
+        Of the same structure; its leaves say which dtypes the values will have.
     **options
         As for `zmqps.Worker.pull`.
 
     Returns
     -------
     pytree of jax.Array
-        Arrays of their own: nothing writes to them any more.
+        New arrays, which nothing else writes to.
     """
     return _tree(worker.pull(named(like), **options), like)
 
@@ -135,7 +135,7 @@ def push_pull(worker: Worker, grads: Any, like: Any = None, **options: Any) -> A
     grads : pytree of array
         Of the structure of the parameters; gradients of integers (``float0``) are left out.
     like : pytree of array, optional
-        Whose dtypes the values are to have; by default those of the gradients.
+        Whose dtypes the values will have; by default those of the gradients.
     **options
         As for `zmqps.Worker.push_pull`.
 

@@ -25,7 +25,7 @@ def prefetch(array: Any, row: Any) -> None:
 
 
 def prefetch_to_write(array: Any, element: Any) -> None:
-    """Ask for an element of an array that is written to soon; the element may lie behind the array's end."""
+    """Ask for an element of an array that is written to soon; the element may be beyond the array's end."""
 
 
 def compiled(loop: Callable[..., Any], signature: Any) -> Callable[..., Any]:

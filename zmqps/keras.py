@@ -140,7 +140,7 @@ def named(variables: Iterable[Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for variable in variables:
         if variable.path in found:
-            raise ConfigurationError(f"two variables are named {variable.path!r}: give their layers names of their own")
+            raise ConfigurationError(f"two variables are named {variable.path!r}: give their layers different names")
         found[variable.path] = variable
     return found
 
@@ -176,7 +176,7 @@ class Optimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
     ----------
     worker : Worker
     optimizer : keras.optimizers.Optimizer, str or OptimizerSpec
-        That of Keras is `translated`; one of `zmqps.optim` may have schedules and groups of its own.
+        That of Keras is `translated`; one of `zmqps.optim` may have its own schedules and groups.
     name : str, optional
     **options
         As for `zmqps.Worker.init`: ``mode="async"``, for instance.
@@ -299,7 +299,7 @@ class Link:
     def begin(self, variables: Sequence[Any]) -> int:
         """Start the job or join it; give the variables its values, and return how many steps there were."""
         if keras.distribution.distribution() is not None:
-            raise ConfigurationError("a keras.distribution is set: each process trains on one device of its own")
+            raise ConfigurationError("a keras.distribution is set: each process trains on one device")
         trained = named(_trained(variables))
         for name, variable in trained.items():
             if variable.constraint is not None:

@@ -6,7 +6,7 @@ the job's optimizer is the outer one.
 
 Buffers of the job (``init(buffers=…)``) are not part of it: they have no gradients, so ``params`` is without them, and
 no exchange reads or writes them. Each worker keeps its own, as statistics of BatchNorm are kept while it trains
-alone; ``worker.set`` or ``worker.average`` writes what the others, and checkpoints, are to have, in the step that the
+alone; ``worker.set`` or ``worker.average`` gives a value to the others, and to checkpoints, in the step that the
 next exchange ends.
 
 Examples

@@ -83,7 +83,7 @@ def start(
         Where the workers run, on each host; by default the ``working_dir`` of Ray's job, else this process's directory.
     restart_workers, restart_servers : int
         How often each worker, or server, that fails is started again. A lost actor is counted apart from the processes
-        that it has started. What a lost server held is gone: the job ends with `PeerLostError` in its workers, and
+        that it has started. What a lost server held is lost: the job ends with `PeerLostError` in its workers, and
         starts again with the restarted ones.
     strategy : {"PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"}
         Ray's: on few hosts, or on many.
@@ -177,7 +177,7 @@ class RayCluster:
     Parameters
     ----------
     config
-        What the nodes are told.
+        The nodes' options.
     """
 
     def __init__(self, config: ClusterConfig) -> None:
@@ -199,7 +199,7 @@ class RayCluster:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a process needs in its environment to join: for tasks and actors of your own.
+        """What a process needs in its environment to join: for your own tasks and actors.
 
         There ``zmqps.connect(os.environ["ZMQPS_COORDINATOR"])`` is all; ``ZMQPS_TOKEN`` is a secret.
         """
@@ -224,7 +224,7 @@ class RayCluster:
         Raises
         ------
         DeadlineError
-            Work goes on after so many seconds; it is left alone.
+            Work continues after that many seconds; it is left alone.
         """
         if self._outcome is not None and self._outcome.code is not None:
             return self._outcome.code
@@ -382,7 +382,7 @@ class RayCluster:
         return found
 
     def _ask(self, timeout: float, servers: int, asked: Any = None) -> dict[str, Any]:
-        """Return the status of the coordinator once it has so many servers."""
+        """Return the status of the coordinator once it has that many servers."""
         asked = self._actors["coordinator"].status.remote(timeout, servers) if asked is None else asked
         try:
             found: dict[str, Any] = self._ray.get(asked, timeout=timeout + ANSWER_S)

@@ -94,7 +94,7 @@ def num_bytes(number: float | None) -> str:
 
 
 def is_short(value: Any, most: int) -> bool:
-    """Whether plain data have so many parts and characters at most; looks at no more of them."""
+    """Whether plain data have at most that many parts and characters; reads no more of them."""
     left, to_do = most, [value]
     while to_do and left >= 0:
         one = to_do.pop()

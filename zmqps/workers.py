@@ -1,4 +1,4 @@
-"""`run`: a function in worker processes of this host, on a cluster of its own.
+"""`run`: a function in worker processes of this host, on a new cluster.
 
 The function, its arguments and its results travel through pipes of `multiprocessing` between this process and the
 children that it starts. Nothing else can write there; what the network brings is never unpickled.
@@ -185,7 +185,7 @@ def _work(
     train: Callable[..., Any],
     args: tuple[Any, ...],
 ) -> None:
-    """Be a worker: on a leash, and in a process group of its own, so that Ctrl-C reaches the parent alone."""
+    """Be a worker: on a leash, and in a separate process group, so that Ctrl-C reaches the parent alone."""
     put_on(parent)
     os.setpgid(0, 0)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
@@ -234,7 +234,7 @@ def _end(team: list[_Started]) -> None:
         wait([worker.process.sentinel], max(0.0, ends_at - time.monotonic()))
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(worker.process.pid or 0, signal.SIGKILL)
-        worker.process.kill()  # one without a group of its own yet
+        worker.process.kill()  # one without its own group yet
         worker.process.join()
         worker.process.close()
         worker.answers.close()

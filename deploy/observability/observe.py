@@ -37,7 +37,7 @@ RETENTION = ("--storage.tsdb.retention.time=15d", "--storage.tsdb.retention.size
 
 
 def configure(directory: Path, target: str, token: Path | None, every: str) -> Path:
-    """Write what Prometheus is told into a directory; return the file."""
+    """Write Prometheus's configuration into a directory; return the file."""
     directory.mkdir(parents=True, exist_ok=True)
     for name in ("recording.yml", "alerts.yml"):
         shutil.copyfile(HERE / name, directory / name)

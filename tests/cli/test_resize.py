@@ -66,7 +66,7 @@ def test_jobs_lie_on_as_many_servers_as_are_asked_for(tmp_path: Path, capsys: py
         assert "there are only 2; start 2 more" in said
         code, said = scale(1)
         assert code == exits.OK, said
-        assert "jobs lie on 1 server" in said
+        assert "jobs are on 1 server" in said
         [stays] = servers_in(nodes.wait_until(lambda status: len(servers_in(status)) == 1))  # the first that joined
         nodes.wait_for_end("server-1" if stays["name"] == "server-0" else "server-0")
         worker.push({"w": np.full((8, 4), -1, np.float32)})

@@ -24,7 +24,7 @@ PATIENCE = allow(20.0)
 #: So often the list is looked at while nothing may be said about it again.
 LOOKS = 5
 ENDED = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-UNKNOWN, AS_BEFORE = "its key is none of this cluster's", "the list of keys is as it was before"
+UNKNOWN, AS_BEFORE = "its key is not of this cluster", "the list of keys is as it was before"
 
 
 @pytest.fixture

@@ -39,7 +39,7 @@ def of_chunks(chunks: Sequence[Chunk]) -> str:
     """Return the checksum of a file of chunks.
 
     It is the XXH3-128 of offset, length and checksum of each chunk, in the order of their offsets, as three unsigned
-    64-bit little-endian numbers. Raises ``ValueError`` where they are none.
+    64-bit little-endian numbers. Raises ``ValueError`` if they are invalid.
     """
     digest = xxhash.xxh3_128()
     for chunk in chunks:

@@ -38,7 +38,7 @@ def open_checkpoint(path: str, job: str | None = None, *, storage: Storage | Non
     CheckpointNotFoundError
         There is none.
     CheckpointForeignError, CheckpointFormatError, CheckpointCorruptError
-        It is none of zmqps or was never finished, is of a later version, or is damaged.
+        It was not made by zmqps or never finished, is of a later version, or is damaged.
     CheckpointStorageError
         The disk fails.
     """
@@ -160,7 +160,7 @@ def look(storage: Storage, path: str, depth: int = 0, seen: dict[str, Checkpoint
 def _base(
     storage: Storage, path: str, manifest: Manifest, depth: int, seen: dict[str, Checkpoint] | None
 ) -> Checkpoint:
-    """Return what a checkpoint builds upon, which lies beside it; with all that that builds upon."""
+    """Return what a checkpoint builds upon, which is in the same directory, and all that the base builds upon."""
     assert manifest.base is not None
     name, digest = manifest.base
     place = join(path.rpartition("/")[0], name)

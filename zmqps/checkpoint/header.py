@@ -17,7 +17,7 @@ _LENGTH = struct.Struct("<Q")
 
 
 class Piece(NamedTuple):
-    """Where elements of an array lie; sorted, they are in order."""
+    """Where elements of an array are; sorted, they are in order."""
 
     start: int  # first element within the flattened array
     size: int
@@ -83,7 +83,7 @@ def pieces_of(
             if entry["dtype"] != dtype:
                 raise ValueError("another dtype")
             if end - begin != size * itemsize or not 0 <= begin <= end <= fact.nbytes - header.nbytes:
-                raise ValueError("it lies outside the file")
+                raise ValueError("it is outside the file")
         except (ValueError, KeyError, TypeError, ArithmeticError) as error:
             raise corrupt(path, f"what its header says of {name[:80]!r} cannot be used ({error})") from error
         yield name, Piece(start, size, fact.name, header.nbytes + begin, itemsize)

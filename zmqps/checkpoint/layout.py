@@ -1,7 +1,7 @@
-"""Where each element of a shard lies in its files, known before the first byte is written.
+"""Where each element of a shard is in its files, known before the first byte is written.
 
 The files are in the safetensors format, with the header by which `torch.distributed.checkpoint` finds the pieces of
-a tensor that lies in several files. Such a piece is a *block*: a rectangle of the tensor. What a shard holds of a
+a tensor spread over several files. Each piece is a *block*: a rectangle of the tensor. What a shard holds of a
 parameter is an interval of its flattened elements, which is a block if it was cut between rows, and several blocks if
 it was not. A file cannot hold two pieces of one name, so the second block of each parameter goes to a second file.
 """
@@ -46,7 +46,7 @@ class Block(NamedTuple):
 
 
 class Extent(NamedTuple):
-    """Elements that lie together in a file."""
+    """Contiguous elements of a file."""
 
     file: int
     offset: int  # bytes from the file's start
@@ -116,7 +116,7 @@ class FileLayout:
 
 
 class _Piece(NamedTuple):
-    """A rectangle of a parameter: of which one, where that begins in the shard, and in which file it lies."""
+    """A rectangle of a parameter: which one, where it begins in the shard, and in which file it is."""
 
     name: str
     origin: int
@@ -125,7 +125,7 @@ class _Piece(NamedTuple):
 
 
 def _pieces(placement: Placement, index: int, number: int, table: Table) -> list[_Piece]:
-    """Return what a shard has of a table; the first shard, also parameters without elements, which lie nowhere."""
+    """Return what a shard has of a table; the first shard, also parameters without elements, which are in no file."""
     keyspace, cuts = placement.keyspace, placement.cuts[number]
     pieces = []
     for part in keyspace.segments(number, cuts[index], cuts[index + 1]):
@@ -147,7 +147,7 @@ class _Contents:
         self._sharding: list[dict[str, Any]] = []
 
     def put(self, file: int, name: str, dtype: str, itemsize: int, shape: Sequence[int], offsets: Sequence[int]) -> int:
-        """Lay an array behind what a file holds; return where its bytes begin."""
+        """Append an array to a file's layout; return where its bytes begin."""
         self._open(file + 1)
         begin = self.nbytes[file]
         self.nbytes[file] = end = begin + math.prod(shape) * itemsize
@@ -168,7 +168,7 @@ class _Contents:
 
 
 class ShardLayout:
-    """Which elements of a shard lie where in its files.
+    """Where the elements of a shard are in its files.
 
     Parameters
     ----------
@@ -179,7 +179,7 @@ class ShardLayout:
     slot_names
         Of the optimizer's slots, in order.
     rows
-        Of sparse tables that lie in the first file, after all else: how many rows, of how many elements.
+        Of sparse tables, at the end of the first file: how many rows, of how many elements.
 
     Attributes
     ----------
@@ -239,7 +239,7 @@ class ShardLayout:
         return sum(file.nbytes for file in self.files)
 
     def extents(self, array: int, table: int, start: int, stop: int) -> Iterator[Extent]:
-        """Yield where elements ``[start, stop)`` of a table lie: of the values (0), or of a slot (from 1)."""
+        """Yield where elements ``[start, stop)`` of a table are: of the values (0), or of a slot (from 1)."""
         extents, starts = self._extents[array, table], self._starts[array, table]
         for extent in extents[max(0, bisect_right(starts, start) - 1) :]:
             lo, hi = max(start, extent.start), min(stop, extent.start + extent.size)

@@ -37,7 +37,7 @@ FORMAT_OF_DENSE_CHANGES = 1
 MAX_NBYTES = 512 << 20
 MAX_HOST_CHARS = 255
 CONSISTENT, PER_SLICE = "consistent", "per slice"
-#: The last second that can be told as a date.
+#: The last second that can be written as a date.
 MAX_SECONDS = 253_402_300_799
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
@@ -71,7 +71,7 @@ class FileFact(NamedTuple):
 
     @classmethod
     def from_wire(cls, entry: object) -> FileFact:
-        """Return the fact of a received list; raise `ValueError` if it is none."""
+        """Return the fact of a received list; raise `ValueError` if it is invalid."""
         match entry:
             case [str(name), int(nbytes), str(digest)] if (
                 _FILE_NAME.fullmatch(name) and type(nbytes) is int and nbytes >= 0 and _DIGEST.fullmatch(digest)
@@ -114,7 +114,7 @@ class Owner:
 
     @classmethod
     def from_plain(cls, plain: object) -> Owner:
-        """Return the owner of a manifest; raise `ValueError` if it is none."""
+        """Return the owner of a manifest; raise `ValueError` if it is invalid."""
         match plain:
             case {"cluster": str(cluster), "run": str(run), "host": str(host), "pid": int(pid), "since": float(since)}:
                 ids = _DIGEST.fullmatch(cluster) and _DIGEST.fullmatch(run) and len(host) <= MAX_HOST_CHARS
@@ -136,12 +136,12 @@ class Manifest:
     Parameters
     ----------
     job_name, job, placement
-        Of what was trained, and how it lay on the shards.
+        Of the trained model, and how the shards divided it.
     version
         Updates that the values have absorbed; of the slices, the fewest.
     kind
         ``consistent``: all slices are of this version, or were cut between pushes; ``per slice``: each is whole, with
-        a version of its own.
+        its own version.
     slots
         Names of the optimizer's slots, in the order in which they were written.
     shards

@@ -1,7 +1,7 @@
 """From a directory that is being written to a checkpoint: all of it or nothing, whenever the power fails.
 
-A job's checkpoints lie side by side in ``DIR/<job>/``, named ``ckpt-<version>-<number>``: the number counts up, so the
-highest is the latest, whatever clocks say and though training may have gone back to an older version.
+A job's checkpoints are in ``DIR/<job>/``, named ``ckpt-<version>-<number>``: the number counts up, so the
+highest is the latest, whatever clocks say and even if training went back to an older version.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Entry(NamedTuple):
 
 
 def job_directory(directory: str, job: str) -> str:
-    """Return where a job's checkpoints lie: its name, written so that it can be one of a directory."""
+    """Return the directory of a job's checkpoints: its name, written as a valid directory name."""
     name = "".join(
         c if c.isalnum() or c in " _-+=,@()" or (c == "." and i) else quote(c, "") for i, c in enumerate(job)
     )
@@ -54,7 +54,7 @@ def job_directory(directory: str, job: str) -> str:
 
 
 def job_of(name: str) -> str:
-    """Return the job whose checkpoints lie in a directory of this name, unless that is too long."""
+    """Return the job whose checkpoints are in a directory of this name, unless that is too long."""
     return unquote(name)
 
 
@@ -103,7 +103,7 @@ class Save:
             What is saved.
         owner
             The saver, in a form fit for a file's name: one at a time. Its unfinished files are removed, and
-            what others have whose names are the same up to a hyphen: so each save may have a directory of its own.
+            what others have whose names are the same up to a hyphen: so each save may have its own directory.
         now
             Seconds since 1970.
 
@@ -125,7 +125,7 @@ class Save:
             It could not be written or renamed; what was saved before is as it was.
         """
         storage = self._storage
-        self._version = manifest.version  # where slices have versions of their own it is known only now
+        self._version = manifest.version  # if slices have separate versions it is known only now
         write_file(storage, join(self.directory, manifests.NAME), manifest.to_bytes())
         with naming_the_disk(self.directory):
             storage.sync_directory(self.directory)
@@ -215,7 +215,7 @@ def prune(
     known = [entry.path for entry in entries(storage, job_path) if entry.path in good]
     ours = [path for path in known if owned is None or path in owned]
     needed = {*known} - {*ours[: -max(1, keep)]}
-    for path in reversed(known):  # a base lies before what builds upon it
+    for path in reversed(known):  # a base comes before what builds upon it
         if path in needed and (base := _base_of(storage, path)) is not None:
             needed.add(join(job_path, base))
     removed = [path for path in reversed(known) if path not in needed]  # what builds upon others before these

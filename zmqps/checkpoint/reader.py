@@ -108,7 +108,7 @@ class Checkpoint:
 
     @property
     def keyspace(self) -> KeySpace:
-        """Where its parameters lie."""
+        """Where its parameters are."""
         return self.manifest.placement.keyspace
 
     @cached_property
@@ -123,7 +123,7 @@ class Checkpoint:
 
     @cached_property
     def _pieces(self) -> dict[str, list[Piece]]:
-        """Where each array lies, in order."""
+        """Where each array is, in order."""
         found: dict[str, list[Piece]] = {}
         parameters = self._entries
         for facts in self.manifest.shards:
@@ -179,7 +179,7 @@ class Checkpoint:
         assert self._pieces is not None  # the headers say where everything is
 
     def read_bytes(self, name: str, offset: int, nbytes: int) -> bytes:
-        """Return bytes of a file, after checking the chunks that they lie in."""
+        """Return bytes of a file, after checking the chunks that contain them."""
         parts = [bytes(part) for part in self._read_parts(name, offset, nbytes)]
         return b"".join(parts)
 
@@ -379,7 +379,7 @@ class Checkpoint:
         return Restorer(self, parameters, slots, names or {})
 
     def steps_of(self, name: str) -> list[tuple[int, int, int, int]]:
-        """Return ``(start, stop, steps, version)`` of the parts of a parameter that lay in a slice each."""
+        """Return ``(start, stop, steps, version)`` of the parts of a parameter that were in a slice each."""
         return self._steps[self.keyspace.index[name]]
 
     @cached_property

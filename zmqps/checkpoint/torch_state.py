@@ -46,7 +46,7 @@ def torch_state(checkpoint: Checkpoint, optimizer: Any, named_parameters: Named)
     checkpoint
         Whose slots.
     optimizer
-        A ``torch.optim.Optimizer`` of the same equation, with hyperparameters of its own.
+        A ``torch.optim.Optimizer`` of the same equation; it keeps its hyperparameters.
     named_parameters
         ``model.named_parameters()``: what its parameters are called in the checkpoint.
 

@@ -130,7 +130,7 @@ class ShardWriter:
         self._steps[index] = counts
 
     def write_rows(self, table: str, kept: Kept, gone: Array) -> None:
-        """Write rows of a table, as a file of their own.
+        """Write rows of a table, as a separate file.
 
         Parameters
         ----------
@@ -139,7 +139,7 @@ class ShardWriter:
         kept
             Each of a table's rows comes once.
         gone
-            Ids of rows that may be in what is built upon, and are none any more.
+            Ids of rows that may be in a base, and no longer exist.
         """
         slots, [spec] = self._table_slots[table], [t.rows for t in self._tables if t.rows and t.rows.name == table]
         name = rows_file(self.index, len(self._row_facts))
@@ -162,7 +162,7 @@ class ShardWriter:
         self._row_chunks[name], self._row_files[name] = chunks, table
 
     def close(self, state: Mapping[str, Any] | None = None) -> list[FileFact]:
-        """Wait until all is on the disk; return what the manifest is to say of the shard's files.
+        """Wait until all is on the disk; return the manifest's entry for the shard's files.
 
         Parameters
         ----------

@@ -19,10 +19,10 @@ _HEAD = """# Errors
 
 <!-- written by `make errors` from the docstrings in zmqps/errors -->
 
-Every error of zmqps has a number, which is never given a second meaning. It ends the message of `zmqps` when
-it fails, in the logs (`error=Z006`), and below a traceback in your script. `zmqps explain Z006` prints the part of this
-page that is about it, in the words of the version that is installed. All can be imported from `zmqps.errors`, where the
-docstring shows which is a kind of which, and have their facts as attributes.
+This page explains every error of zmqps by its number, and says what to do next. The number is at the end of a message
+of `zmqps`, in the logs (`error=Z006`), and below a traceback in your script. `zmqps explain Z006` prints its section as
+of the installed version. Import errors from `zmqps.errors`, whose docstring shows which is a kind of which; they have
+their facts as attributes.
 """
 
 

@@ -44,7 +44,7 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True)
 class Rewound:
-    """The job has gone back to a checkpoint: what was read before counts no more."""
+    """The job went back to a checkpoint: what was read before is invalid."""
 
 
 HostEvent = Heard | ConnectionEnded | RoundPushed | Fetched | Rewound

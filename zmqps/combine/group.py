@@ -3,10 +3,10 @@
 The members are workers of one job on one host, each of them a member of the cluster, too. Their gradients of a step
 make a *round*: they are added on the host, pushed once, by the leader, and count for all of them.
 
-A round waits for each member that lives, is not away, and has not gone on to a later step: no longer, then, than the
+A round waits for each member that lives, is not away, and is not at a later step: no longer, then, than the
 job itself would wait for it. One that is silent for the heartbeat timeout is dropped, with the words of an eviction.
 A gradient that does not fit, because its worker is late, its step is over, or the leader is elsewhere, is not combined:
-the member is told to push `Alone`, which costs bytes and changes nothing else.
+the member is asked to push `Alone`, which costs bytes and changes nothing else.
 """
 
 from __future__ import annotations

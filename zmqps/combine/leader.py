@@ -44,7 +44,7 @@ log = logging.getLogger("zmqps.host")
 
 @dataclass(frozen=True, slots=True)
 class Brought:
-    """What a member has brought, and its gradients by parameter, where they lie."""
+    """What a member has brought, and its gradients by parameter, in place."""
 
     bring: HostGradients
     flat: Mapping[int, Array]
@@ -100,7 +100,7 @@ class Leader:
         self._thread.start()
 
     def rewind(self) -> None:
-        """The job has gone back to a checkpoint; from any thread."""
+        """The job went back to a checkpoint; from any thread."""
         self._happen(Rewound())
 
     def stop(self) -> None:
@@ -157,7 +157,7 @@ class Leader:
     def _accept(self, selector: selectors.BaseSelector) -> None:
         try:
             connection, _ = self._listener.accept()
-        except OSError:  # the peer has gone
+        except OSError:  # the peer has left
             return
         try:
             meeting.check_peer_user(connection)
@@ -234,7 +234,7 @@ class Leader:
             return False
         try:
             connection.send(encode(message))
-        except OSError:  # it is gone; or it has not read for so long that nothing more fits
+        except OSError:  # it has left, or has not read for so long that nothing more fits
             return False
         return True
 

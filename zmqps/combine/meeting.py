@@ -1,7 +1,7 @@
 """Where processes of one user on one host find each other: a socket in a directory that is the user's alone.
 
 The first that looks for a name listens there, the others connect. A host is a network namespace, as for the lane: so
-containers with networks of their own are hosts of their own.
+containers with separate networks are separate hosts.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def meet(path: Path, timeout: float, *, stale: int | None = None) -> Met:
 
 
 def end(listener: socket.socket, path: Path, number: int) -> None:
-    """Stop listening, and remove the file if it is still this one's."""
+    """Stop listening, and remove the file if it still belongs to this listener."""
     with contextlib.suppress(OSError, DeadlineError), _choosing(path.parent, 1.0):
         if _number(path) == number:
             path.unlink()

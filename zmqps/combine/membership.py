@@ -29,7 +29,7 @@ INTERVAL_S = 1.0
 
 
 class LeaderGoneError(Exception):
-    """The leader is gone, or silent; ``pushing``: it may have pushed what it was brought."""
+    """The leader has left, or is silent; ``pushing``: it may have pushed what it was given."""
 
     def __init__(self, *, pushing: bool) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class Membership:
             self.met.connection.send(encode(message))
 
     def ask(self, message: HostMessage | None, timeout: float) -> HostMessage | None:
-        """Ask, and return the answer; None: there is none for so many seconds.
+        """Ask, and return the answer; None: none came in that many seconds.
 
         Raises
         ------
@@ -143,7 +143,7 @@ class Membership:
             self._answers.put(message)
 
     def _listen(self, selector: AwakeSelector) -> None:
-        """Take what the leader says, until it is gone or silent."""
+        """Take what the leader says, until it leaves or is silent."""
         connection = self.met.connection
         heard_at = beat_at = selector.time()
         while not self._closed:

@@ -21,7 +21,7 @@ BLOCK_NBYTES = 1 << 20
 
 
 class Layout:
-    """Where each parameter lies in the tables of a model."""
+    """Where each parameter is in the tables of a model."""
 
     def __init__(self, parameters: Sequence[Parameter], *, buffers: bool) -> None:
         self.parameters = parameters
@@ -78,7 +78,7 @@ class MappedModels:
     layout
         Of their tables.
     most
-        How many of one process, or by whatever they are told apart.
+        How many of one process, or of another key that distinguishes them.
     """
 
     def __init__(self, layout: Layout, most: int) -> None:
@@ -144,7 +144,7 @@ def counts_of(found: Sequence[tuple[int, int, int]], known: Mapping[int, Any]) -
 
 
 def average(total: Array, summands: Sequence[Array], count: int) -> None:
-    """Write the sum of arrays, divided by a count, to ``total``, which is none of them, block by block."""
+    """Write the sum of arrays, divided by a count, to ``total``, a separate array, block by block."""
     step = max(1, BLOCK_NBYTES // total.itemsize)
     for start in range(0, total.size, step):
         part, (first, *rest) = total[start : start + step], [array[start : start + step] for array in summands]

@@ -44,7 +44,7 @@ class JoinGroup(HostMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostGradients(HostMessage):
-    """My gradients of a step lie in ``places``, one for each table of the key space.
+    """My gradients of a step are in ``places``, one for each table of the key space.
 
     ``counts`` says how many examples they are the sum of, as runs of parameters: first, one past the last, count. A
     parameter that is in none has no gradient. ``examples`` is the worker's weight in the step's mean; 0: it skips
@@ -151,7 +151,7 @@ class Failed(HostMessage):
 
 @dataclass(frozen=True, slots=True)
 class HostValues(HostMessage):
-    """The values you wanted lie in ``places``; say `Got` when you have read them."""
+    """The requested values are in ``places``; answer `Got` when you have read them."""
 
     kind: ClassVar[int] = 21
     number: int

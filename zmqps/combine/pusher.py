@@ -210,7 +210,7 @@ class HostPusher(Pusher):
         return self._ending(super().average_async(values, examples=examples, timeout=timeout), step, timeout)
 
     def _ending(self, done: Future[None], step: bool, timeout: float | None) -> Future[None]:
-        """Return a future of something that was begun, and of the end of the step where it is to end that."""
+        """Return a future of something that was begun, and of the end of the step if it ends the step."""
         if not step:
             return done
         ends_at = self._ends_at(timeout)
@@ -234,7 +234,7 @@ class HostPusher(Pusher):
 
         return self._begin(end)
 
-    # --- what others are told of --------------------------------------------------------------
+    # --- what others are informed of --------------------------------------------------------------
 
     def barrier_async(self, name: str, *, timeout: float | None = None) -> Future[None]:
         """`barrier`, as a future."""

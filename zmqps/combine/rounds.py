@@ -153,7 +153,7 @@ def check_combines(job: JobSpec) -> None:
     """Raise `ConfigurationError` where a job counts gradients of single workers."""
     if job.aggregate is not None:
         raise ConfigurationError(
-            "combine='host' makes one gradient of those of a host, and aggregate counts those of workers: "
+            "combine='host' makes one gradient of all those of a host, and aggregate counts workers': "
             "leave out one of them"
         )
     if job.deterministic:

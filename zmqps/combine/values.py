@@ -98,7 +98,7 @@ class ValueShelf:
                 copy.readers.discard(member)
 
     def forget(self, member: int) -> None:
-        """A member is gone."""
+        """A member has left."""
         self._readers.pop(member, None)
         self._seen.pop(member, None)
         for copy in self._copies.values():

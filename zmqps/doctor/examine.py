@@ -42,7 +42,7 @@ class Wanted:
     measured
         Whether bandwidth is measured.
     code
-        What a launch is to run, to be looked for on each host.
+        What a launch will run, to be looked for on each host.
     nodes
         Nodes that run: a name, a host and a port each, which every host knocks at.
     """

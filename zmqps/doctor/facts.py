@@ -114,7 +114,7 @@ class HostFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clock:
-    """How far a host's clock is ahead of this one's, and by how much that may be wrong, in seconds."""
+    """How far a host's clock is ahead of this host's, and by how much that may be wrong, in seconds."""
 
     ahead_s: float
     error_s: float
@@ -175,15 +175,15 @@ class Host:
     name
         How others call it: a name or an address.
     login
-        What ssh is told, ``user@host``; empty for this host.
+        The destination for ssh, ``user@host``; empty for this host.
     port
         Of its ssh; 0 for the one that ssh itself takes.
     command
         What starts a probe there; empty for this host.
     servers, workers, coordinator
-        How many of each it is to run, and whether the coordinator.
+        How many of each it will run, and whether the coordinator.
     interface, address
-        By which the others are to reach it; empty for the address at which ssh has reached it.
+        By which the others reach it; empty for the address at which ssh has reached it.
     """
 
     name: str
@@ -207,7 +207,7 @@ class Model:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Code:
-    """What a launch is to run on all hosts.
+    """What a launch will run on all hosts.
 
     Attributes
     ----------

@@ -34,12 +34,12 @@ RESOLVE_S = 3.0
 RSYNC_S = 5.0
 #: A cluster's keys are a handful of files; more are not looked at.
 MAX_KEY_FILES = 1000
-#: Of these all hosts with nodes have copies. They hold no secret, so that a digest may be told.
+#: Of these all hosts with nodes have copies. They hold no secret, so a digest may be sent.
 COMPARED = (CLUSTER_PUBLIC, AUTHORIZED)
 
 
 def look(version: str, names: Sequence[str], keys: str = "", directory: str = "", script: str = "") -> HostFacts:
-    """Return what there is to know about this host.
+    """Return the facts about this host.
 
     Parameters
     ----------

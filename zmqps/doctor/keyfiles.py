@@ -54,7 +54,7 @@ class _Copies:
         return self._files[host.name]
 
     def names(self, host: Host) -> dict[str, KeyFile]:
-        """Return the files that lie in the directory itself, by name."""
+        """Return the files of the directory itself, by name."""
         paths = [(PurePath(file.path), file) for file in self.of(host) if not file.folder]
         return {path.name: file for path, file in paths if str(path.parent) == self.folder}
 

@@ -23,7 +23,7 @@ MAX_KNOCKS = 64
 #: Seconds that a listener spends on one connection in all.
 PATIENCE_S = 5.0
 ROUND_TRIPS = 8
-#: How often a listener looks whether it is to end.
+#: How often a listener checks whether it should end.
 TICK_S = 0.05
 
 NO_ROUTE = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EADDRNOTAVAIL}
@@ -74,7 +74,7 @@ class Listener:
             while not self._ended.is_set():
                 try:
                     connection = self._socket.accept()[0]
-                except OSError:  # no probe came, or it has gone again
+                except OSError:  # no probe came, or it has left again
                     continue
                 if not self._room.acquire(blocking=False):
                     for oldest in list(self._answered)[:1]:  # a knock takes milliseconds

@@ -69,7 +69,7 @@ def _names(findings: Findings) -> Iterator[Row]:
 
 
 def _ports(findings: Findings) -> Iterator[Row]:
-    """Yield rows on ports; of a host where nothing is to listen they are only warned of."""
+    """Yield rows on ports; of a host where nothing will listen they are only warnings."""
     listening = {host.name for host in findings.hosts if host.servers or host.coordinator}
     idle = {host.name for host in findings.hosts if host.name not in listening} if listening else set()
     taken = [port for port in findings.ports if port.owner]

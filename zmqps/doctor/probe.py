@@ -26,7 +26,7 @@ from zmqps.net.system.ports import owner_of
 
 #: Seconds without a command after which a probe ends.
 IDLE_S = 120.0
-#: A command that asks for more than this is none of the doctor's.
+#: A command that asks for more than this is not the doctor's.
 MAX_COMMAND_NBYTES = 1 << 20
 #: Ports of servers that are looked at on one host, where the coordinator may have one more; and knocks at a time.
 MAX_PORTS = 32
@@ -149,7 +149,7 @@ def serve(commands: BinaryIO, answers: BinaryIO, version: str) -> None:
             answers.write(f"{MARK}{json.dumps(answer)}\n".encode())
             answers.flush()
     except BrokenPipeError:
-        pass  # the client has gone
+        pass  # the client has left
     finally:
         probe.close()
 

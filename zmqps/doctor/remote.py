@@ -25,7 +25,7 @@ MAX_ERROR_NBYTES = 8 << 10
 
 
 class ProbeError(Exception):
-    """A probe cannot be started, or has gone."""
+    """A probe cannot be started, or has ended."""
 
 
 class RemoteProbe:
@@ -112,7 +112,7 @@ class RemoteProbe:
 
     @staticmethod
     async def _last_words(process: asyncio.subprocess.Process) -> str:
-        """Return why a probe has gone: its last line of error, or its exit code."""
+        """Return why a probe has ended: its last line of error, or its exit code."""
         assert process.stderr is not None
         said = b""
         with contextlib.suppress(TimeoutError):

@@ -13,7 +13,7 @@ from zmqps.errors import ago, counted, joined, printable, seconds
 
 #: A node says something every second unless told otherwise; so much silence is no accident.
 SILENT_S = 3.0
-#: Rows about members that have gone; a long-lived cluster has seen many.
+#: Rows about departed members; a long-lived cluster has many.
 MAX_GONE = 5
 
 

@@ -21,8 +21,8 @@ class CheckpointError(PSError, RuntimeError):
 
     What to do next
     ---------------
-    - Do what the text says; if it names another checkpoint that is good, name that one.
-    - `zmqps checkpoint verify PATH` reads all of it and says what is wrong.
+    - Do what the text says; if it names a good checkpoint, use that.
+    - `zmqps checkpoint verify PATH` reads all of it and reports what is wrong.
     """
 
     code = 70
@@ -34,11 +34,11 @@ class CheckpointError(PSError, RuntimeError):
 
 
 class CheckpointNotFoundError(CheckpointError, LookupError):
-    """There is no checkpoint there, or none that is whole.
+    """There is no checkpoint there, or no complete one.
 
     What to do next
     ---------------
-    - Look for a slip in the path and the job's name: `zmqps checkpoint show DIRECTORY` shows what is there.
+    - Check the path and the job's name: `zmqps checkpoint show DIRECTORY` lists the checkpoints there.
     - On several hosts the directory has to be the same for all, on a shared file system or in an object store.
     """
 
@@ -46,12 +46,12 @@ class CheckpointNotFoundError(CheckpointError, LookupError):
 
 
 class CheckpointForeignError(CheckpointError):
-    """A directory that is no checkpoint of zmqps, or one that was never finished.
+    """A directory that is not a checkpoint of zmqps, or an unfinished checkpoint.
 
     What to do next
     ---------------
-    - Name the directory of one checkpoint, or the one that holds them all.
-    - One that was never finished is of no use: the one before it is whole.
+    - Name the directory of one checkpoint, or their parent directory.
+    - An unfinished checkpoint cannot be used: use the one before it.
     """
 
     code = 72
@@ -72,24 +72,24 @@ class CheckpointFormatError(CheckpointError):
 
 
 class CheckpointCorruptError(CheckpointError):
-    """A file of a checkpoint is missing, cut short or not what was written.
+    """A file of a checkpoint is missing, truncated or changed.
 
     What to do next
     ---------------
-    - Go on from the older one that the text names, if there is one.
-    - If it was copied, copy it again from the original, and check the disk: zmqps publishes only what it has
-      written whole.
+    - Continue from the older checkpoint that the text names, if there is one.
+    - If it was copied, copy it again from the original, and check the disk: zmqps publishes only complete
+      checkpoints.
     """
 
     code = 74
 
 
 class CheckpointMismatchError(CheckpointError):
-    """A checkpoint of another model, or another optimizer, than what it is to be restored to.
+    """A checkpoint of another model, or another optimizer, than the job's.
 
     What to do next
     ---------------
-    - Name a checkpoint of this model, or define the model as it was: the text says which parameter or option differs.
+    - Name a checkpoint of this model, or define the model as before: the text says which parameter or option differs.
     - To take only values from it, read it with `zmqps.load` and pass them to `init`.
     """
 
@@ -97,27 +97,27 @@ class CheckpointMismatchError(CheckpointError):
 
 
 class CheckpointStorageError(CheckpointError, OSError):
-    """The disk is full or read-only, or fails, or another cluster saves there; what was saved before is as it was.
+    """The disk is full or read-only, or fails, or another cluster saves there; earlier checkpoints are unchanged.
 
     What to do next
     ---------------
-    - A directory belongs to one cluster at a time. The text names the one that has it: end that, or name another
-      directory, such as one below it.
-    - Make room, or the directory writable, for the user of the nodes: `df -h`, `ls -ld`.
-    - Training goes on, and the next checkpoint is tried at its time. Older ones are as they were.
+    - A directory belongs to one cluster at a time. The text names the one that has it: end that cluster, or use another
+      directory, such as a subdirectory.
+    - Free space, or make the directory writable for the nodes' user: `df -h`, `ls -ld`.
+    - Training continues, and the next checkpoint is tried at its time. Older ones are unchanged.
     """
 
     code = 76
 
 
 class CheckpointFailedError(PSError, RuntimeError):
-    """A checkpoint that was asked for could not be made. Training goes on, and those before it are as they were.
+    """A requested checkpoint could not be made. Training continues, and earlier checkpoints are unchanged.
 
     What to do next
     ---------------
-    - The text says why, and the coordinator's log has more. Once that is mended ask again: `zmqps checkpoint`, or
+    - The text says why, and the coordinator's log has more. Once that is corrected, run `zmqps checkpoint`, or
       wait for the next one.
-    - If no checkpoint is made for long, a loss would take training back far: do not leave it.
+    - Do not ignore this: without a recent checkpoint a loss takes training far back.
     """
 
     code = 77
@@ -127,11 +127,11 @@ class CheckpointFailedError(PSError, RuntimeError):
 
 
 class CheckpointTooSoonError(PSError, RuntimeError):
-    """The workers of a job have asked for too many checkpoints in a short time; nothing was begun.
+    """The workers of a job have requested too many checkpoints in a short time; nothing was begun.
 
     What to do next
     ---------------
-    - Ask again after `seconds`, or save less often. `--checkpoint-every` saves without being asked.
+    - Try again after `seconds`, or save less often. `--checkpoint-every` saves automatically.
     - The command `zmqps checkpoint` is not limited.
     """
 

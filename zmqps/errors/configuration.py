@@ -29,7 +29,7 @@ class UnsafeFileError(ConfigurationError):
     What to do next
     ---------------
     - Do what the text says: remove what is there, `chmod` it, or name another directory with `--directory`.
-    - If you did not put it there, find out which user did before you go on.
+    - If you did not put it there, find out which user did before you continue.
     """
 
     code = 13
@@ -45,7 +45,7 @@ class UnresolvedNameError(ConfigurationError):
     What to do next
     ---------------
     - Check the spelling, and run `getent hosts NAME` on the host that the text names.
-    - If the host is only being set up, as in Kubernetes, start again in a moment; nodes with `--patience` wait by
+    - If the host is just starting, as in Kubernetes, try again in a moment; nodes with `--patience` wait by
       themselves.
     - Write the address instead of the name.
     """

@@ -6,7 +6,7 @@ from zmqps.errors.base import PSError
 
 
 class DeposedError(PSError, ConnectionError):
-    """This replica does not lead its shard: another one does, or will as soon as the coordinator says so.
+    """This replica does not lead its shard: another one does, or is about to.
 
     What to do next
     ---------------
@@ -23,11 +23,11 @@ class DeposedError(PSError, ConnectionError):
 
 
 class DrainError(PSError, RuntimeError):
-    """A server cannot be drained, because no other server can take what it has. It stays; nothing has changed.
+    """A server cannot be drained, because no other server can take its shards. It stays; nothing has changed.
 
     What to do next
     ---------------
-    - Do what the text says: usually another server needs room first. Start one (`zmqps server`), then drain
+    - Do what the text says: usually start another server (`zmqps server`), then drain
       again.
     - `zmqps status` shows where each shard is.
     """
@@ -40,7 +40,7 @@ class DrainError(PSError, RuntimeError):
 
 
 class ScaleError(PSError, RuntimeError):
-    """The jobs cannot be placed on that many servers; training goes on with the present ones.
+    """The jobs cannot be placed on that many servers; training continues on the present ones.
 
     What to do next
     ---------------

@@ -38,7 +38,7 @@ def host_advice(why: str, login: str) -> str:
     why
         What ssh or Python said.
     login
-        What ssh is told, ``user@host``.
+        The destination for ssh, ``user@host``.
     """
     for clues, advice in _ADVICE:
         if any(clue in why for clue in clues):
@@ -47,12 +47,12 @@ def host_advice(why: str, login: str) -> str:
 
 
 class UnusableHostError(PSError, ConnectionError):
-    """A host that was to be used cannot be reached by ssh, or cannot run this zmqps.
+    """A host cannot be reached by ssh, or cannot run this zmqps.
 
     What to do next
     ---------------
-    - Do what the text says. `zmqps doctor -H HOST,HOST` looks at all hosts, and says it for each.
-    - ssh must let you in without a password or a question: `ssh -o BatchMode=yes HOST true`.
+    - Do what the text says. `zmqps doctor -H HOST,HOST` checks all hosts.
+    - ssh must let you in without a password or a prompt: `ssh -o BatchMode=yes HOST true`.
     """
 
     code = 30
@@ -70,7 +70,7 @@ class UnusableHostError(PSError, ConnectionError):
         host
             Its name.
         login
-            What ssh is told, ``user@host``.
+            The destination for ssh, ``user@host``.
         said
             The last lines that were heard.
         how
@@ -85,12 +85,12 @@ class UnusableHostError(PSError, ConnectionError):
 
 
 class ProgramMissingError(ConfigurationError):
-    """A program that zmqps runs is not installed, or is too old: ssh here, or rsync at one of the two ends.
+    """A program that zmqps runs is not installed, or is too old: ssh here, or rsync at either end.
 
     What to do next
     ---------------
     - Install the package that the text names, on the host that it names.
-    - Without rsync: keep the code in a directory that all hosts share, and leave `--sync-code` out.
+    - Without rsync: keep the code in a directory that all hosts share, and omit `--sync-code`.
     """
 
     code = 31

@@ -28,7 +28,7 @@ class JournalBehindError(PSError, RuntimeError):
     What to do next
     ---------------
     - Begin the job again, from a checkpoint if there is one: the servers' values cannot be trusted.
-    - Keep the journal on a disk that keeps what it has confirmed, also through a power failure.
+    - Keep the journal on a disk that does not lose confirmed writes in a power failure.
     """
 
     code = 86

@@ -40,12 +40,12 @@ class ClosedError(PSError, RuntimeError):
 
 
 class ForkedError(ClosedError):
-    """What a process has opened was used in a forked child, which must not touch it.
+    """A forked child used a worker or cluster of its parent.
 
     What to do next
     ---------------
     - Connect in the child itself, after the fork.
-    - Of `multiprocessing` and loaders of data use the start method `spawn` or `forkserver`, or touch the worker in the
+    - With `multiprocessing` and data loaders use the start method `spawn` or `forkserver`, or use the worker in the
       parent only.
     """
 
@@ -57,16 +57,16 @@ class ForkedError(ClosedError):
 
 
 class PeerLostError(PSError, ConnectionError):
-    """A node has ended, as its launcher reported, or gave no sign of life for longer than the heartbeat timeout.
+    """A node has ended, as its launcher reported, or was silent for longer than the heartbeat timeout.
 
-    It was killed, has crashed, its host is down, or no network leads there; which of these cannot be seen from here.
+    It was killed, has crashed, its host is down, or the network is cut; from here these look alike.
 
     What to do next
     ---------------
-    - `zmqps logs --node NAME --since 5m` has its last words, if it had any; the kernel's log tells whether it ran out
+    - `zmqps logs --node NAME --since 5m` has its last words, if any; the kernel's log shows whether it ran out
       of memory (`dmesg | grep -i oom`).
-    - If it was only busy or stopped for that long, raise `--heartbeat-timeout`.
-    - If it should not end everything: `--replicas` for servers, `--restart-workers` for workers (docs/durability.md).
+    - If it was only busy or stopped, raise `--heartbeat-timeout`.
+    - To survive such a loss: `--replicas` for servers, `--restart-workers` for workers (docs/durability.md).
     """
 
     code = 6
@@ -84,7 +84,7 @@ class HostLeaderLostError(PSError, ConnectionError):
 
     What to do next
     ---------------
-    - Go on: push the next gradients, or `worker.skip()`. Where each step has to count exactly once, do without
+    - Continue: push the next gradients, or `worker.skip()`. If each step must count exactly once, do not use
       `combine="host"`.
     - The log of the worker that the text names says why it ended.
     """
@@ -114,14 +114,14 @@ class CoordinatorRestartedError(PSError, ConnectionError):
 
 
 class EvictedError(PSError, ConnectionError):
-    """The coordinator presumed this node dead, and the others went on without it.
+    """The coordinator presumed this node dead, and the others continued without it.
 
     It was silent for longer than the heartbeat timeout, or a restarted process has taken its rank.
 
     What to do next
     ---------------
-    - `worker.rejoin()`, or connect again: the job goes on.
-    - If it was only slow, find out what held it up (a debugger, a full disk, a loader that keeps the interpreter lock),
+    - `worker.rejoin()`, or connect again: the job continues.
+    - If it was only slow, find out why (a debugger, a full disk, a loader that keeps the interpreter lock),
       or raise `--heartbeat-timeout`.
     """
 
@@ -133,7 +133,7 @@ class ShutdownError(PSError, ConnectionError):
 
     What to do next
     ---------------
-    - Nothing, if the cluster was to end. If not, the coordinator's last lines say what asked for it, or what was lost:
+    - Nothing, if you ended the cluster. If not, the coordinator's last lines say what asked for it, or what was lost:
       `zmqps logs coordinator -n 20`.
     """
 
@@ -157,15 +157,15 @@ class NodeFailedError(PSError, RuntimeError):
 
 
 class InternalError(PSError, RuntimeError):
-    """A node did what it never should: a defect of zmqps.
+    """A node met a defect of zmqps.
 
     The exception behind it is its ``__cause__`` in the process where it happened, and in that node's log.
 
     What to do next
     ---------------
     - Please report it, with the log of the node that the text names, which has the traceback.
-    - The request may have been carried out or not. Begin the job again from a checkpoint if you cannot be sure that its
-      values are what they should be.
+    - The request may have been carried out or not. Begin the job again from a checkpoint if you cannot be sure of its
+      values.
     """
 
     code = 10
@@ -175,15 +175,15 @@ class InternalError(PSError, RuntimeError):
 
 
 class IdentityError(PSError, PermissionError):
-    """A node did not prove its identity, or asked for what its role may not do; nothing has changed.
+    """A node did not prove its identity, or requested what its role may not do; nothing has changed.
 
     What to do next
     ---------------
-    - Give the process what the text asks for: the job secret (`--job-secret`, `ZMQPS_JOB_SECRET`), keys or a token
+    - Give the process what the text requires: the job secret (`--job-secret`, `ZMQPS_JOB_SECRET`), keys or a token
       (docs/security.md).
-    - If the text says that its role may not do that, connect in one that may: an observer (`observer=True`) pulls, logs
-      and asks for the status, and nothing else; docs/security.md has the table.
-    - If you do not know such a process, a stranger is at the port: the log says where it connected from; use
+    - If the text says that its role may not do that, connect in one that may: an observer (`observer=True`) only pulls,
+      logs and reads the status; docs/security.md has the table.
+    - If you do not know that process, a stranger is at the port: the log says where it connected from; use
       keys.
     """
 
@@ -191,12 +191,12 @@ class IdentityError(PSError, PermissionError):
 
 
 class WrongPeerError(IdentityError):
-    """What listens at a server's endpoint is not that server; nothing was sent there.
+    """Another program listens at a server's endpoint; nothing was sent there.
 
     What to do next
     ---------------
     - See what listens there (`ss -ltnp`): another cluster's server, or a forwarded port.
-    - If the server has several addresses, tell it which one to advertise: `zmqps server --advertise HOST`.
+    - If the server has several addresses, choose the one to advertise: `zmqps server --advertise HOST`.
     """
 
     code = 16
@@ -209,7 +209,7 @@ class WrongPeerError(IdentityError):
 
 
 class KeyRefusedError(PSError, PermissionError):
-    """A node and this process do not agree on keys, so no connection is made, now or later.
+    """A node refuses this process's key, or the reverse, so no connection is made.
 
     What to do next
     ---------------

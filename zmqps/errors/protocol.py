@@ -12,7 +12,7 @@ class ProtocolError(PSError, ValueError):
     ---------------
     - Check that the address is that of a zmqps node, not of another program.
     - Check that all hosts have the same version (`zmqps --version`), and that no proxy between them changes the bytes.
-    - If both hold, it is a defect of zmqps: please report it with the line of the log.
+    - If both are right, it is a defect of zmqps: please report it with the line of the log.
     """
 
     code = 20
@@ -35,13 +35,13 @@ class ProtocolVersionError(ProtocolError):
 class CodecError(ProtocolError):
     """No codec of that name is installed on this node, or its package cannot be used there.
 
-    A server imports the codecs that come with zmqps, and those that an installed package declares; a peer's word makes
-    it import nothing else.
+    A server imports the codecs that come with zmqps, and those that an installed package declares; it
+    imports nothing else, whatever a peer sends.
 
     What to do next
     ---------------
     - Check the spelling; docs/codecs.md lists the codecs.
-    - A codec of your own has to be installed on every worker and server, in a package that declares it in the
+    - Install a custom codec on every worker and server, in a package that declares it in the
       entry-point group `zmqps.codecs`. Start the nodes again after the installation.
     """
 
@@ -53,9 +53,9 @@ class LimitError(ProtocolError):
 
     What to do next
     ---------------
-    - Ask for less in one call: fewer or shorter names, smaller tensors, fewer ids. docs/protocol.md has the limits and
+    - Request less in one call: fewer or shorter names, smaller tensors, fewer ids. docs/protocol.md has the limits and
       their reasons.
-    - A size that you never asked for means that the other end is not zmqps.
+    - If you never requested that size, the other end is not zmqps.
     """
 
     code = 22
@@ -79,11 +79,11 @@ class NotJoinedError(ProtocolError):
 class StaleEpochError(ProtocolError):
     """The message was addressed under an older placement of the shards.
 
-    This is harmless: shards have moved, and the sender learns where they are now and asks there.
+    This is harmless: shards have moved, and the sender learns where they are and retries there.
 
     What to do next
     ---------------
-    - Usually nothing: workers ask again by themselves. If a script gets it, connect again.
+    - Usually nothing: workers retry by themselves. If a script gets it, connect again.
     """
 
     code = 24
@@ -111,7 +111,7 @@ class LedgerError(ProtocolError):
 
     What to do next
     ---------------
-    - Connect again, and go on with the next gradients. It takes thousands of pushes on the way at once, so look for a
+    - Connect again, and continue with the next gradients. It takes thousands of pushes in flight, so look for a
       worker that was stopped for long.
     """
 

@@ -24,9 +24,9 @@ class AmbiguousNodeError(JobError):
 
     What to do next
     ---------------
-    - Give the name that the text has behind the node you mean, in quotes: role and number, as `zmqps status` has them,
-      and for one of several jobs the name of the job and a slash before them.
-    - Names and numbers are the same as long as a launcher numbers the nodes and scripts leave their names alone: do
+    - Use the name in quotes that the text gives for the node you mean: role and number, as in `zmqps status`, and
+      with several jobs the job's name and a slash before them.
+    - Names and numbers agree if a launcher numbers the nodes and scripts do not name them: do
       not give `connect(name=...)` the number of another worker.
     """
 
@@ -52,14 +52,14 @@ class JobEndedError(JobError):
 
 
 class JobMemoryError(JobError, MemoryError):
-    """A server lacks the memory for its shard of a job; no other job is touched.
+    """A server lacks the memory for its shard of a job; other jobs are not affected.
 
     What to do next
     ---------------
     - Start more servers, so that each holds less, or allow more with `--memory`.
     - End a job that is no longer needed: `zmqps jobs`, `zmqps jobs end NAME`.
-    - An optimizer with fewer slots takes less: `sgd` has none, `adam` two copies of the parameters. So do fewer kept
-      versions and `--replicas`.
+    - An optimizer with fewer slots takes less: `sgd` has none, `adam` two copies of the parameters. So do fewer
+      retained versions and `--replicas`.
     """
 
     code = 49
@@ -79,8 +79,8 @@ class ShardBrokenError(JobError):
     What to do next
     ---------------
     - Begin the job again, from values that you have saved.
-    - The server's log has the traceback. If your own optimizer raised, mend it; anything else please
-      report.
+    - The server's log has the traceback. If a custom optimizer raised, correct it; please report
+      anything else.
     """
 
     code = 51
@@ -119,7 +119,7 @@ class JobMismatchError(PSError, ValueError):
     What to do next
     ---------------
     - Make them equal: the text says how they differ, and which worker set it.
-    - If this worker is to train something else, give its job another name: `connect(..., job=...)`.
+    - If this worker should train something else, give its job another name: `connect(..., job=...)`.
     - If the job is an old one, end it: `zmqps jobs end NAME`.
     """
 
@@ -140,8 +140,7 @@ class UnknownParameterError(PSError, KeyError):
 
     What to do next
     ---------------
-    - The text has the nearest name. `worker.init` decides which there are; rows of tables are reached by
-      `worker.table(name)`.
+    - The text has the nearest name. `worker.init` names the parameters; use `worker.table(name)` for rows of tables.
     """
 
     code = 42
@@ -167,11 +166,11 @@ class ShapeError(PSError, ValueError):
 
 
 class DtypeError(PSError, TypeError):
-    """An array of a dtype that cannot be trained, or not converted without loss.
+    """An array of a dtype that cannot be trained, or cannot be converted without loss.
 
     What to do next
     ---------------
-    - Convert it: `array.astype(numpy.float32)`. Parameters are floats; integers and truth values go into `buffers=`
+    - Convert it: `array.astype(numpy.float32)`. Parameters are floats; integers and booleans go into `buffers=`
       (docs/buffers.md).
     """
 
@@ -190,7 +189,7 @@ class NonFiniteGradientError(PSError, ValueError):
     - Skip the batch (`worker.skip()` in the synchronous mode), or clip gradients: `clip_norm=` of the optimizer.
     - If it happens again, lower the learning rate, look at the loss before it, and at mixed precision without a loss
       scale.
-    - `init(..., nonfinite="allow")` lets them through, and the values may be lost then.
+    - `init(..., nonfinite="allow")` lets them through; the values may then become useless.
     """
 
     code = 45
@@ -208,7 +207,7 @@ class OptimizerError(PSError, ValueError):
     What to do next
     ---------------
     - The text names what is unknown or out of range; docs/optimizers.md lists all of them.
-    - An optimizer of your own has to be installed on every server, under the entry point `zmqps.optimizers`.
+    - Install a custom optimizer on every server, under the entry point `zmqps.optimizers`.
     """
 
     code = 46
@@ -223,9 +222,9 @@ class ServerMemoryError(PSError, MemoryError):
     What to do next
     ---------------
     - Try the same call again in a moment.
-    - If it persists, see what takes the memory (`zmqps status --json`: `spare_nbytes`, `stage_nbytes`), end what else
-      runs on that host, or start more servers.
-    - Where a push must not be applied twice, train in the synchronous mode, or push with `atomic=True` to one server.
+    - If it persists, see what takes the memory (`zmqps status --json`: `spare_nbytes`, `stage_nbytes`), end other
+      programs on that host, or start more servers.
+    - If a push must not be applied twice, train in the synchronous mode, or push with `atomic=True` to one server.
     """
 
     code = 50
@@ -240,7 +239,7 @@ class ServerMemoryError(PSError, MemoryError):
 
 
 class VersionError(PSError, LookupError):
-    """The version asked for is no longer retained.
+    """The requested version is no longer retained.
 
     What to do next
     ---------------
@@ -265,20 +264,20 @@ class DeviceError(PSError, RuntimeError):
     ---------------
     - The text says what is missing: CuPy, a driver, or the device of that number. `zmqps doctor` shows what the host
       has.
-    - `--device cpu` does without a GPU, `--device auto` takes one only where there is one.
-    - If it failed while it worked, look at `nvidia-smi` and `dmesg | grep -i xid`.
+    - `--device cpu` needs no GPU; `--device auto` uses one if it works.
+    - If it failed during work, look at `nvidia-smi` and `dmesg | grep -i xid`.
     """
 
     code = 60
 
 
 class DeviceMemoryError(DeviceError, MemoryError):
-    """A GPU lacks the memory for what it is asked to hold; what it held before is as it was.
+    """A GPU lacks the memory for a request; its contents have not changed.
 
     What to do next
     ---------------
     - Start more servers on other GPUs, or use the processor's memory: `--device cpu`.
-    - See what else is on the GPU: `nvidia-smi`. A worker on the same one takes what its framework reserves.
+    - See what else is on the GPU: `nvidia-smi`. A worker on the same GPU takes what its framework reserves.
     """
 
     code = 61

@@ -1,8 +1,8 @@
 """Values and slots of rows in a device's memory, which grow without moving.
 
 A device gives memory when it is asked for, not when it is written to as this host does, and a larger array elsewhere
-would need room for both and a copy of all that there is. So rows lie in chunks of 2**shift rows. A chunk is one
-allocation, for a table is to grow as a whole or not at all: first the values of its rows, then each slot, then what is
+would need room for both and a copy of all that there is. So rows are in chunks of 2**shift rows. A chunk is one
+allocation, because a table grows as a whole or not at all: first the values of its rows, then each slot, then what is
 one number a row. Chunks of one table are all the same, as sizes that double would leave up to half of the device
 unused. Kernels find a row by the addresses of chunks, in an array of the device: with 16 MiB a chunk it is 40 KiB for
 all of an 80 GiB GPU, and stays in its cache.
@@ -40,7 +40,7 @@ class Staging(Protocol):
         """Return arrays on the device, flat, until others are staged."""
 
     def staged_rows(self, nbytes: int) -> int:
-        """Return how many rows can be staged together of which each takes so many bytes."""
+        """Return how many rows of that many bytes each can be staged together."""
 
     def fetched(self, arrays: Sequence[Any]) -> list[Array]:
         """Return arrays on this host, once all that was enqueued has written them."""
@@ -138,7 +138,7 @@ class Chunks:
         return self._staging.empty(size, _FLOAT)
 
     def blocks(self, num_rows: int, row_nbytes: int) -> Iterator[slice]:
-        """Yield parts of so many rows that can be staged, of which each takes so many bytes."""
+        """Yield parts of that many rows that can be staged, each row of that many bytes."""
         most = self._staging.staged_rows(row_nbytes)
         for start in range(0, num_rows, most):
             yield slice(start, min(num_rows, start + most))

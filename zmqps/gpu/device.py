@@ -96,7 +96,7 @@ class Device(ABC):
 
     @abstractmethod
     def new_stream(self) -> Stream:
-        """Return a stream of its own, which waits for no other."""
+        """Return a separate stream, which waits for no other."""
 
     @abstractmethod
     def synchronize(self) -> None:

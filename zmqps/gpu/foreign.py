@@ -1,6 +1,6 @@
-"""Where a foreign array lies, as DLPack or the CUDA array interface says.
+"""Where a foreign array is, as DLPack or the CUDA array interface says.
 
-What another library computes is done in its own stream, maybe later. DLPack's producer is told the
+What another library computes is done in its own stream, maybe later. DLPack's producer is given the
 stream in which its array will be used, and lets that wait; an array with nothing but the CUDA array
 interface says (from version 3 on) which stream to wait for; a CuPy array belongs to the stream that
 is current in its thread. `zmqps.gpu.device.Device.adopt` keeps to that.

@@ -111,7 +111,7 @@ class Remote:
 
     @property
     def contiguous(self) -> bool:
-        """Whether its elements lie one after the other, in their order."""
+        """Whether its elements are contiguous, in their order."""
         return bool(self.array.flags.c_contiguous)
 
 

@@ -118,7 +118,7 @@ class Kernel:
                         raise TypeError(f"{name} has {array.size} elements, and not {size}")
                     size = array.size
             if size is None:
-                raise TypeError(f"{self._name} is not told how many elements there are")
+                raise TypeError(f"{self._name} needs the number of elements")
             if not size:
                 return
             passed = [*arguments, np.int64(size)]

@@ -1,4 +1,4 @@
-"""Rows of a table on a device: found on this host, read and updated where they lie."""
+"""Rows of a table on a device: found on this host, read and updated in place."""
 
 from __future__ import annotations
 

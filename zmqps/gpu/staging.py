@@ -49,7 +49,7 @@ MAX_OUTBOUND_BLOCKS = 64
 SCRATCH_SLICES = 16
 #: Where a shard has tables, a slot or block has room for the rows of a message: some 4 MiB, on some servers more.
 ROWS_NBYTES = 17 << 18
-#: Arrays that are staged together begin at a multiple of this, where any dtype may; there are at most so many.
+#: Arrays that are staged together begin at a multiple of this, where any dtype may; and there are at most this many.
 ALIGNED_NBYTES, MOST_ARRAYS = 64, 8
 
 
@@ -373,7 +373,7 @@ class DeviceMemory:
         return targets
 
     def staged_rows(self, nbytes: int) -> int:
-        """Return how many rows can be `staged` together of which each takes so many bytes, in all arrays."""
+        """Return how many rows of that many bytes each, in all arrays, can be `staged` together."""
         return max(1, (self._blocks.nbytes - ALIGNED_NBYTES * MOST_ARRAYS) // max(1, nbytes))
 
     def rows(self, dim: int, filler: Filler, **options: Any) -> DeviceRows:
@@ -439,7 +439,7 @@ class DeviceMemory:
         """Return what the status shows: the device, its free memory, and what is locked of this host's."""
         try:
             free = {"device_free_nbytes": self.device.memory().free_nbytes}
-        except DeviceError:  # it has failed: requests are told so, and a server that counts goes on answering them
+        except DeviceError:  # it has failed: requests get that error, and a server that counts continues to answer them
             free = {}
         return {
             "device": self.device.name,

@@ -223,7 +223,7 @@ class Gate:
             self._look()
         entry = self._entries.get(public)
         known = entry is not None and domain == DOMAIN
-        why = entry.refusal(time.time()) if entry is not None and known else "its key is none of this cluster's"
+        why = entry.refusal(time.time()) if entry is not None and known else "its key is not of this cluster"
         if why:
             where = address.decode(errors="replace") or "somebody"
             line = self._throttle.admit(f"refused a connection from {where}: {why}", time.monotonic(), address)

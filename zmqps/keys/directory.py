@@ -157,7 +157,7 @@ def rotate(
     """Make new pairs for roles; the old ones go on to open for ``grace`` seconds.
 
     Processes that read this directory take the new ones by themselves; those on other hosts need a copy of it before
-    the old ones end. Tokens have keys of their own, which stay as they are.
+    the old ones end. Tokens have their own keys, which do not change.
     """
     for role in roles:
         checks.one_of("a role", role, KEY_ROLES)

@@ -306,7 +306,7 @@ def _read(path: Path) -> str:
             raise UnsafeFileError(path=_shown(path), why="it is no plain file of keys", advice="remove it")
         if facts.st_uid not in (0, os.geteuid()):
             raise UnsafeFileError(
-                path=_shown(path), why=f"user {facts.st_uid} owns it", advice="keep keys in files of your own"
+                path=_shown(path), why=f"user {facts.st_uid} owns it", advice="use keys that only you can read"
             )
         others = 0o077 if facts.st_uid == os.geteuid() else 0o027
         if facts.st_mode & others and path.name != CLUSTER_PUBLIC:

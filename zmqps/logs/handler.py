@@ -76,7 +76,7 @@ class NodeHandler(logging.StreamHandler[TextIO]):
     clock
         Seconds.
     timer
-        Calls a function after so many seconds, on a thread of its own.
+        Calls a function after that many seconds, on a separate thread.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ def set_up_logging(node: str, *, level: str = "info", stream: TextIO | None = No
     formatter = NodeFormatter(node, as_text=stream.isatty())
     logging.basicConfig(level=level.upper(), handlers=[NodeHandler(stream, formatter)], force=True)
     logging.getLogger("numba").setLevel(max(logging.INFO, logging.getLogger().level))  # it would write how it compiles
-    logging.raiseExceptions = False  # the log's reader may be gone before the node is
+    logging.raiseExceptions = False  # the log's reader may end before the node does
 
 
 class _Supervised(NodeHandler):

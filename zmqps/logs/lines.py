@@ -32,7 +32,7 @@ MAX_ENTRY_NBYTES = 1 << 20
 
 #: What every entry has; no other field has such a name.
 RESERVED = ("time", "level", "node", "message")
-#: What an entry may be about, beside facts of its own: the job, the other node, and the number of an error.
+#: What an entry may be about, besides its own facts: the job, the other node, and the number of an error.
 ABOUT = ("job", "peer", "error")
 
 #: What colours a line; a training script may.

@@ -8,11 +8,11 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-#: Within so many seconds after a fact was said first,
+#: Within this many seconds after a fact was logged first,
 WINDOW_S = 10.0
 #: … it is logged this often, which lets through the reports of waiting nodes every 5 s. The rest is counted.
 BURST = 3
-#: So many facts are remembered at a time; beyond that the oldest one makes way, and may be said again.
+#: This many facts are remembered at a time; beyond that the oldest is dropped, and may be logged again.
 MOST_FACTS = 1024
 
 #: What changes from one time to the next of the same fact: how long, how much.

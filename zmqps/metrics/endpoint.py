@@ -69,7 +69,7 @@ class Figures:
 
 
 class Answers:
-    """Answers scrapes at a place of their own; an ASGI application.
+    """Answers scrapes at a separate address; an ASGI application.
 
     Parameters
     ----------
@@ -120,7 +120,7 @@ def answering(place: WebPlace, ask: Callable[[], Measurements], role: str, log: 
     Raises
     ------
     ConfigurationError
-        The address is none, or cannot be had, or prometheus-client is not installed.
+        The address is invalid, or cannot be used, or prometheus-client is not installed.
     AddressInUseError
         The port is in use.
     """
@@ -139,7 +139,7 @@ def answering(place: WebPlace, ask: Callable[[], Measurements], role: str, log: 
 
 
 class Source:
-    """Asks a node for its figures from any other thread; all that its loop does for it is to run `measure`.
+    """Asks a node for its figures from any other thread; its loop only runs `measure` for it.
 
     Parameters
     ----------

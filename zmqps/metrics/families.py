@@ -65,7 +65,7 @@ def _of_node(node: Counted, counters: Mapping[str, Any]) -> Iterator[tuple[Figur
 
 
 def _of_tables(name: str, counters: Mapping[str, Any]) -> Iterable[tuple[Mapping[str, str], Any]]:
-    """Yield the figure of each table that is told apart; without a label, what all others have together."""
+    """Yield the figure of each table with its own label; without a label, the sum of all others."""
     if not _is_number(counters.get(name)):
         return
     rest = counters[name]

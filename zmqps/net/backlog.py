@@ -115,8 +115,8 @@ class Backlogs(dict[Peer, Backlog]):
     def relieve(self, door: Door, now: float) -> None:
         """If too much waits in total, shut the largest backlogs until it fits; a peer within its window stays.
 
-        Every peer may have its window of answers, which are mostly views of the values and take no memory. So many
-        honest peers on a slow network may exceed the total; they read.
+        Every peer may have its window of answers, which are mostly views of the values and take no memory. Many
+        honest peers on a slow network may exceed the total together; they read.
         """
         self.queued_nbytes = 0
         waiting = {peer: b.waits() for peer, b in self.items() if peer and not b.shut}

@@ -65,7 +65,7 @@ LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNI
 
 # looked up by the exact class: for every message, however many kinds there are
 COMPLETED = frozenset((m.Hello, m.Welcome, m.Heartbeat, m.Error, m.Probed, m.Examined))
-#: Of these the machine is told whose key the connection was opened with.
+#: Of these the machine learns which key opened the connection.
 INTRODUCTIONS = frozenset((m.Hello, m.Welcome, m.Farewell, Large)) | ORDERS
 
 
@@ -122,7 +122,7 @@ class Driver:
         self._health = Health()
         self._began_at = 0.0
         self._lag_s = 0.0  # by how much its timer was late when it rang last
-        self._stood_s = 0.0  # how long the loop has stood still, that much is told of
+        self._stood_s = 0.0  # how long the loop has stood still, as far as reported
         self._throttle = Throttle("messages that there was no memory for")
         self._resolve = resolve
         self._landed = landed
@@ -330,7 +330,7 @@ class Driver:
         task.add_done_callback(self._tasks.discard)
 
     async def _send_after(self, pending: Pending, send: Send) -> None:
-        """Send a message whose payload a device still writes; if it fails the peer is told so instead."""
+        """Send a message whose payload a device still writes; if it fails the peer gets the error instead."""
         try:
             await asyncio.get_running_loop().run_in_executor(self._waiter, pending.wait)
         except PSError as error:
@@ -413,7 +413,7 @@ async def run_node(
         A line that tells the parent process where this node can be reached.
     parent_fd
         One end of a socket pair whose other end the parent holds. The announcement is written to
-        it, and when the parent is gone, however it ended, the node stops: no orphans.
+        it, and when the parent has ended, in any way, the node stops: no orphans.
     drain_s
         Seconds that the node may take after SIGTERM to hand over what it has.
     hear
@@ -433,7 +433,7 @@ async def run_node(
     def heard(fd: int) -> None:
         if not hear(fd):
             loop.remove_reader(fd)  # readable without having been written to: the end of the parent
-            driver.submit(Stop("the parent process is gone"))
+            driver.submit(Stop("the parent process has ended"))
 
     if parent_fd is not None:
         with contextlib.suppress(BrokenPipeError):  # gone already, which the reader is about to notice

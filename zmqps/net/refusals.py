@@ -44,8 +44,8 @@ NOT_KNOWN = (
     "can make a new token with zmqps keys token"
 )
 ANOTHER_CLUSTER = (
-    "it has another key than this one's keys say: they are of another cluster, or the cluster's key was changed; get a "
-    "new token, or the new keys"
+    "its key is not the one in this process's keys: these are of another cluster, or the cluster's key was changed; "
+    "get a new token, or the new keys"
 )
 
 #: Whether this end has keys, and the mechanism of the other one -> why they break off each handshake.
@@ -99,7 +99,7 @@ class RefusalLog:
             return "it has keys, and this node has none" if kind == _PROTOCOL and value == MISMATCH else ""
         if kind == _PROTOCOL and value == WRONG_KEY:
             return (
-                "it looks for a node with another key: its keys are of another cluster, or older than this one's "
+                "it looks for a node with another key: its keys are of another cluster, or older than this node's "
                 "last change; or it repeats what another peer has sent"
             )
         return "it shows no key, and one is required"  # whichever end has noticed first

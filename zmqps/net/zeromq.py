@@ -339,7 +339,7 @@ class ZmqTransport:
             self._trust(peer)
             return True
         descriptor = descriptor_of(name)
-        if descriptor < 0:  # not a zmqps peer: its connection cannot be told from others
+        if descriptor < 0:  # not a zmqps peer: its connection cannot be identified
             self.counters["strangers_refused"] += 1
             if socket.recv(_DONTWAIT, copy=False).more:
                 self._fall_behind(socket)
@@ -405,7 +405,7 @@ class ZmqTransport:
             self._door.shut(descriptor_of(name), "its key is not valid, or not the one that has joined under its name")
         if self._door is not None and self._gate is not None and self._gate.knows(peer):
             # ZeroMQ has given its name away and leaves its connection open but unheard: it has to reconnect, and
-            # once more when the other peer has gone
+            # once more when the other peer has left
             self._door.expel(peer, TAKEN)
             asyncio.get_running_loop().call_later(CONTESTED_S, self._door.expel, peer, TAKEN)
         if socket.getsockopt(zmq.RCVMORE):

@@ -88,7 +88,7 @@ def kept(endpoint: str, key: bytes) -> bool:
 def server_key(coordinator: str) -> bytes:
     """Return what shows a coordinator on this host that a server is of its user; empty where nothing does."""
     if coordinator.startswith("tcp://") and not is_loopback(host_of(coordinator)):
-        return b""  # the key of this port is not that one's
+        return b""  # the key of this port is not of that coordinator
     try:
         return find_end_key(coordinator)
     except (OSError, UnsafeFileError) as error:

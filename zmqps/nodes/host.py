@@ -18,7 +18,7 @@ class Rests:
     Parameters
     ----------
     times
-        It rests so many times as long as the part before has taken.
+        It rests that many times as long as the part before has taken.
     """
 
     def __init__(self, times: float) -> None:

@@ -94,7 +94,7 @@ def end_job(
     """End a job of the cluster at an address; return what the coordinator says to it.
 
     It is saved before, where the cluster has a place for checkpoints: the time that this takes is not counted. Then its
-    members are told, and its memory on the servers is freed. A job that had ended before is not an error.
+    members are informed, and its memory on the servers is freed. A job that had ended before is not an error.
 
     Raises
     ------
@@ -146,7 +146,7 @@ def end_cluster(
             _end(address, "", "down", left, job_secret, keys, secrets.token_bytes(KEY_NBYTES))
         except DeadlineError:
             return
-    waited = f"the coordinator at {address} to end, which it was told to and has not"
+    waited = f"the coordinator at {address} to end, as requested"
     raise DeadlineError(operation="down", seconds=timeout, waiting_for=waited)
 
 
@@ -245,7 +245,7 @@ def scale_servers(
     job_secret: Path | None = None,
     keys: Keys | None = None,
 ) -> str:
-    """Let the jobs of the cluster at an address lie on so many of its servers; return how that went.
+    """Spread the jobs of the cluster at an address over that many of its servers; return the result.
 
     Parameters
     ----------
@@ -380,16 +380,16 @@ def ask_view(
     timeout: float = 5.0,
     keys: Keys | None = None,
 ) -> dict[str, Any]:
-    """Return what there is to see of the cluster at an address: its status, figures over time, events, and waits.
+    """Return a view of the cluster at an address: its status, figures over time, events, and waits.
 
     Parameters
     ----------
     span
         Seconds to look back.
     points
-        Of each series at most so many.
+        Of each series at most that many.
     every
-        Only points of series that cover so many seconds each; 0: the finest that reach back so far.
+        Only points of series that cover that many seconds each; 0: the finest that reach back so far.
     job, node
         Of which; empty: all.
 

@@ -174,7 +174,7 @@ class Journal:
         contents, last = self._contents, (0, b"")
         for key, value, number, digest in db.execute("SELECT key, value, number, digest FROM state"):
             if (type(key), type(value), type(number), type(digest)) != (str, bytes, int, bytes):
-                raise self._damaged("a record is none")
+                raise self._damaged("a record is invalid")
             if key == ITSELF:
                 contents.cluster = value
             contents.put(key, value)
@@ -287,7 +287,7 @@ class Journal:
         try:
             yield
         except sqlite3.OperationalError as error:
-            # its tables are others than ours; or, without a code, a text is none
+            # its tables differ from ours; or, without a code, a text is invalid
             if getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) == sqlite3.SQLITE_ERROR:
                 raise self._damaged(str(error)) from None
             advice = "see to the disk and the directory, and start the coordinator again"

@@ -1,4 +1,4 @@
-"""What a coordinator's journal should hold: a number and a checksum of its last transaction, in a file of its own.
+"""What a coordinator's journal should hold: a number and a checksum of its last transaction, in a separate file.
 
 SQLite takes the first frame of its log that is not what was written for the end of the log, and a log that is missing
 for one that was empty. So what a journal has come to is also written beside it, after each transaction and before that
@@ -20,7 +20,7 @@ from zmqps.net.system.host import boot
 
 #: The file, and its name while it is written.
 MARK, NEW_MARK = "coordinator.mark", "coordinator.mark.new"
-#: Two places that are written in turn, in pages of their own: a write that power cuts short spoils one of them.
+#: Two places that are written in turn, in separate pages: a write that power cuts short spoils one of them.
 SLOTS = (0, 4096)
 _SLOT = struct.Struct("<8s16s16sqq16s")  # magic, cluster, boot, number, lasting, checksum of the journal
 _MAGIC = b"zmqps-m1"
@@ -46,7 +46,7 @@ class Position:
 
     @property
     def is_none(self) -> bool:
-        """Whether it says that there is no journal, and what lies there is the rest of one."""
+        """Whether it says that there is no journal, and the files are the rest of one."""
         return self.number == _NOTHING
 
 

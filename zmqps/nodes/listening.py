@@ -40,9 +40,9 @@ class Place:
     address
         The endpoint to bind.
     advertise
-        The host, or host and port, that others are told.
+        The host, or host and port, to advertise.
     interface
-        The network interface to listen on, and whose address others are told.
+        The network interface to listen on, and whose address to advertise.
     ports
         A range such as ``5571-5580``, the first free one of which is taken where the address leaves it open.
     """
@@ -53,7 +53,7 @@ class Place:
     ports: str = ""
 
     def check(self) -> None:
-        """Raise `ConfigurationError` for what cannot be, as far as that can be told without asking the system."""
+        """Raise `ConfigurationError` for impossible options, as far as that is known without asking the system."""
         if self.address:
             check_endpoint(self.address)
         if self.advertise:
@@ -180,7 +180,7 @@ def other_addresses(bound: str, advertised: str) -> list[str]:
 
 
 def _target(advertise: str, port: int) -> str:
-    """Return the endpoint that ``--advertise`` means: a host, or a host with a port of its own."""
+    """Return the endpoint that ``--advertise`` means: a host, or a host and a port."""
     text = advertise.removeprefix("tcp://")
     if ip_of(text) is not None:
         text = join(text, port)

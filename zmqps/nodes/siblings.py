@@ -1,6 +1,6 @@
 """Servers that this coordinator's parent has started beside it: the kernel reports their end.
 
-A parent that has no loop of its own to watch them in, as `LocalCluster` in a script, hands the coordinator what it can
+A parent without a loop to watch them in, as `LocalCluster` in a script, hands the coordinator what it can
 watch them by: a descriptor of each process (`os.pidfd_open`), with the token that this process was given.
 """
 
@@ -17,7 +17,7 @@ from zmqps.core.protocol.messages import Exited
 from zmqps.core.protocol.security.keys import KEY_NBYTES
 from zmqps.net.driver import Driver
 
-#: What is taken of a node in the place of a peer that there is none of: nothing is answered.
+#: In place of a missing peer of a node: nothing is answered.
 NOBODY = b""
 
 
@@ -49,7 +49,7 @@ class Siblings:
 
     def _ended(self, fd: int) -> None:
         token = self._forget(fd)
-        self._driver.submit(Received(NOBODY, Exited(0, token, "its process is gone")))
+        self._driver.submit(Received(NOBODY, Exited(0, token, "its process has ended")))
 
     def _forget(self, fd: int) -> bytes:
         asyncio.get_running_loop().remove_reader(fd)

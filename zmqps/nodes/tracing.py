@@ -21,7 +21,7 @@ from zmqps.nodes.inquiry import ask, run_blocking
 from zmqps.trace.live import assemble
 from zmqps.trace.merge import Trace
 
-#: For so long nodes record, and into so many bytes each: some 110,000 spans, which are seconds of many small messages.
+#: For this long nodes record, and into this many bytes each: some 110,000 spans, seconds of many small messages.
 SECONDS = 10.0
 RING_NBYTES = 8 << 20
 #: Beside the seconds of the trace itself, to ask for it and to fetch it.
@@ -42,7 +42,7 @@ def begin(
     job_secret: Path | None = None,
     keys: Keys | None = None,
 ) -> int:
-    """Let the nodes of the cluster at an address record; return how many were told so.
+    """Let the nodes of the cluster at an address record; return how many were asked to.
 
     They end that by themselves.
 

@@ -1,4 +1,4 @@
-"""What the page's server answers: the document, what there is to see, metrics, and nothing else."""
+"""What the page's server answers: the document, the view, metrics, and nothing else."""
 
 from __future__ import annotations
 

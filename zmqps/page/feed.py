@@ -66,7 +66,7 @@ class Feed:
     ask
         Asks the coordinator, see `asking`.
     clock, sleep
-        The time in seconds, and what waits for so many.
+        The time in seconds, and what waits for that many.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Feed:
         self._heard_at = float("-inf")
 
     async def get(self, span: int) -> Told:
-        """Return what there is to see of a span of `SPANS`; of 0: what is now, without series.
+        """Return the view of a span of `SPANS`; of 0: the present, without series.
 
         Raises
         ------

@@ -35,7 +35,7 @@ class Kept:
     def __init__(self, span: int) -> None:
         self.span = span
         self.every = SPANS[span]
-        self._series: dict[Key, tuple[str, deque[tuple[float, str]]]] = {}  # what is told of it, and its points
+        self._series: dict[Key, tuple[str, deque[tuple[float, str]]]] = {}  # its description, and its points
         self._asked_at = float("-inf")  # by the clock of the caller
         self._began = 0  # jobs: what their names had before is of others
 

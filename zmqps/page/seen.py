@@ -1,4 +1,4 @@
-"""What the page shows of a view, as plain data of its own: what is not named here does not leave the coordinator."""
+"""What the page shows of a view, as separate plain data: what is not named here does not leave the coordinator."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from zmqps.core.protocol.figures import BOUNDS
 
 #: Of what has happened, the last.
 MOST_EVENTS = 200
-#: Of a cluster with more nodes the page shows so many; its table would not be read to the end.
+#: Of a cluster with more nodes the page shows only this many: a longer table is not read to its end.
 MOST_MEMBERS = 256
 #: How many jobs, and of each how many shards.
 MOST_JOBS, MOST_SHARDS = 64, 256

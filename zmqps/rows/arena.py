@@ -15,7 +15,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 _NORESERVE = 0x4000 if sys.platform == "linux" else 0
 _FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", _NORESERVE)
 PAGE_NBYTES = mmap.PAGESIZE
-#: From here on an array may take pages of 2 MiB: rows lie anywhere, and with small pages to find them in memory takes
+#: From here on an array may take pages of 2 MiB: rows are anywhere, and with small pages to find them in memory takes
 #: longer than to read them. What begins earlier takes no more than it needs.
 HUGE_FROM_NBYTES = 8 << 20
 

@@ -1,6 +1,6 @@
 """Rows of a table that a reader keeps for a while, and what it has yet to add to them: fixed room, the hottest stay.
 
-Rows are found as those of a server are (`RowStore`). Which of them makes way is told by a clock hand (Corbató, *A
+Rows are found as those of a server are (`RowStore`). A clock hand chooses which of them makes way (Corbató, *A
 Paging Experiment with the Multics System*, 1969; with a count in place of one bit): it goes round, takes one from the
 count of each row that was read again, and stops at those that have none left. A row that was read once has none.
 """
@@ -19,11 +19,11 @@ from zmqps.rows.store import RowStore
 
 #: A row is passed over by the hand so often at most: what was hot once and is not any more goes in the end.
 MOST_USES = 7
-#: One part of so many makes way for what one call asks for, so no scan of a table takes all: of calls as large as the
+#: One part of this many makes way for what one call requests, so no scan of a table takes all: of calls as large as the
 #: cache, by Zipf's law, it finds more rows than with a half.
 MOST_EVICTED = 8
 NEVER, TAKEN = -1, -2
-#: So many times the rows that there are may wait to be due, with what was taken before: then that is forgotten.
+#: This many times the existing rows may wait to be due, with what was taken before: then that is forgotten.
 MOST_DUE = 4
 NO_IDS = np.empty(0, np.int64)
 
@@ -164,7 +164,7 @@ class Cache:
         self._until[places], self._awaits[places] = until, 0
 
     def _evict(self, number: int) -> Kept:
-        """Let so many rows make way."""
+        """Let that many rows make way."""
         places = np.empty(number, np.int64)
         end = self._store.end
         self._hand = kernel(loops.sweep)(self._uses[:end], self._store.live[:end], self._hand, places)
@@ -224,7 +224,7 @@ class Cache:
         clock
             Of the writer.
         most
-            After so many clocks nothing of it is kept.
+            After that many clocks nothing of it is kept.
         """
         kernel(loops.mend)(places, which, rows, np.float32(1.0), self._store.slots[0])
         fresh = places[self._last[places] == NEVER]

@@ -13,7 +13,7 @@ from zmqps.rows.kernels import kernel
 Array = np.ndarray[Any, np.dtype[Any]]
 
 NUM_BUCKETS = 1024
-#: The buckets are numbered by so many upper bits of a hash.
+#: The buckets are numbered by this many upper bits of a hash.
 BUCKET_BITS = 10
 assert 1 << BUCKET_BITS == NUM_BUCKETS
 

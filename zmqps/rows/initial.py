@@ -23,7 +23,7 @@ KINDS = {
 }
 #: Of a float32.
 LARGEST = 3.4028234663852886e38
-#: Of the standard normal distribution: what lies below -2 and below 2.
+#: Of the standard normal distribution: the part below -2 and below 2.
 BELOW_TWO = 0.022750131948179195, 0.9772498680518208
 
 
@@ -55,7 +55,7 @@ class Initial:
             object.__setattr__(self, name, float(number))
         object.__setattr__(self, "seed", checks.whole("seed", self.seed, 0, (1 << 63) - 1))
         if self.kind == "uniform" and self.a > self.b:
-            raise ConfigurationError(f"uniform numbers lie between low and high: {self.a} is above {self.b}")
+            raise ConfigurationError(f"uniform numbers are between low and high: {self.a} is above {self.b}")
         if KINDS[self.kind] == loops.NORMAL and self.b < 0.0:
             raise ConfigurationError(f"a standard deviation is not negative, as {self.b} is")
 

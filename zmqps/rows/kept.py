@@ -54,7 +54,7 @@ class Layout(NamedTuple):
     counts: bool
 
     def runs(self, number: int) -> list[tuple[int, np.dtype[Any]]]:
-        """Return size and dtype of each of `Kept.arrays` for so many rows, little-endian."""
+        """Return size and dtype of each of `Kept.arrays` for that many rows, little-endian."""
         row = (number * self.dim, np.dtype("<f4"))
         return [
             (number, np.dtype("<i8")),

@@ -265,7 +265,7 @@ def order(
 def add(grads: Any, bits: Any, inverse: Any, seen: Any, out: Any, sums: Any) -> bool:
     """Write the sum of the gradients of each number, in the order in which they come; return whether all are finite.
 
-    ``bits`` are those of ``grads``, ``sums`` those of ``out``. What is not finite stays so, whatever is added to it.
+    ``bits`` are the bits of ``grads``, ``sums`` of ``out``. What is not finite stays so, whatever is added to it.
     """
     bad, exponent = False, np.uint32(0x7F800000)
     for i in range(inverse.size):

@@ -26,9 +26,9 @@ MOST_TAKEN = 0.7
 #: So much of it at most is taken by rows that are there, so that all of them have been moved before it is replaced.
 MOST_MOVED = 0.45
 SMALLEST_INDEX = 1 << 10
-#: Places of an old index that are moved with each call that inserts: so many, or so many times the ids of the call.
+#: Places of an old index that each inserting call moves: this many, or this many times the ids of the call.
 MOVED_PLACES, MOVED_PER_ID = 1 << 14, 4
-#: From this part of an index on, the memory of the next one is taken, so many places with each call that inserts, or so
+#: From this part of an index on, the memory of the next is taken, this many places with each inserting call, or this
 #: many for each of its ids: all is there when the first call needs it, which puts ids all over it.
 PREPARED_FROM = 0.5
 PREPARED_PLACES, PREPARED_PER_ID = 1 << 14, 16
@@ -41,7 +41,7 @@ _STAMPS = 1 << 32
 class RowStore:
     """Rows of one length, with their optimizer's state.
 
-    What is computed with, `values`, `slots` and `row_slots`, may lie elsewhere: a subclass says where, by the methods
+    What is computed with, `values`, `slots` and `row_slots`, may be elsewhere: a subclass says where, by the methods
     under *columns*. All else stays in the memory of this host.
 
     Parameters
@@ -116,7 +116,7 @@ class RowStore:
 
     @property
     def free(self) -> Array:
-        """Rows before `end` that are none now."""
+        """Rows before `end` that are unused."""
         return self._free[: int(self._state[0])]
 
     @property
@@ -210,7 +210,7 @@ class RowStore:
         Raises
         ------
         MemoryError
-            There is no room for so many; nothing has changed.
+            There is no room for that many; nothing has changed.
         """
         hashes = mixed(ids, self._seed)
         rows, found = self._find(ids, hashes)
@@ -347,7 +347,7 @@ class RowStore:
     # --- scanning ------------------------------------------------------------------------------
 
     def changed(self, since: int, now: int, start: int, most: int) -> tuple[Array, int]:
-        """Return rows from ``start`` on that were changed after ``since``, at most so many, and where to go on."""
+        """Return rows from ``start`` on that were changed after ``since``, at most that many, and where to continue."""
         span = (now - since) % _STAMPS
         return self._scan(start, most, lambda rows: self.ages(rows, now) < span)
 
@@ -378,7 +378,7 @@ class RowStore:
     # --- the index -----------------------------------------------------------------------------
 
     def _make_room(self, new: int) -> None:
-        """Make sure that rows, and the index, have room for so many more."""
+        """Make sure that rows, and the index, have room for that many more."""
         if self.end + max(0, new - int(self._state[0])) > self._reserved:
             raise MemoryError(f"room for {self._reserved:,} rows was reserved")
         self.have_room(self.end + max(0, new - int(self._state[0])))
@@ -399,7 +399,7 @@ class RowStore:
     def _prepare(self, num_places: int) -> None:
         """Take the memory of some places of the index that will come next, if rows go on to come."""
         if self._reserved <= MOST_MOVED * self._index.size:
-            return  # there will never be so many that a larger one is needed
+            return  # there will never be enough of them to need a larger one
         if self._next is None or self._next.size < 2 * self._index.size:
             self._next, self._prepared = arena.reserve(2 * self._index.size, dtype=np.uint32), 0
         stop = min(self._next.size, self._prepared + num_places)
@@ -417,7 +417,7 @@ class RowStore:
             self._reseed()
             return
         self._taken += entries.size
-        # what was moved is found in the new index first, and must not be found here once it is gone there
+        # what was moved is found in the new index first, and must not be found here once it was removed there
         self._old[self._moved : stop] = loops.TOMBSTONE
         self._moved = stop
         if stop == self._old.size:

@@ -108,7 +108,7 @@ def summed(grads: Array, inverse: Array, size: int) -> tuple[Array, bool]:
     Parameters
     ----------
     grads
-        float32 ``(n, dim)``; rows may lie apart.
+        float32 ``(n, dim)``; rows need not be contiguous.
     inverse
         int64: the number that each row is of; each number occurs.
     size

@@ -81,7 +81,7 @@ class Window(ModalScreen[None]):
         self._at_end = at_end
 
     def compose(self) -> ComposeResult:
-        """Lay it out."""
+        """Build the layout."""
         yield Static(Text(self._title, no_wrap=True), id="title")
         with VerticalScroll():
             yield Static(Text("\n".join(self._lines)), id="lines")
@@ -159,7 +159,7 @@ class Top(App[None]):
         self._asking = False
 
     def compose(self) -> ComposeResult:
-        """Lay it out."""
+        """Build the layout."""
         yield Static(Text(f"zmqps top · {self._address}", no_wrap=True), id="headline")
         yield Static(Text("asking the coordinator …", "dim"), id="sentences")
         yield DataTable(id="jobs", cursor_type="none", cell_padding=0, zebra_stripes=False)

@@ -15,7 +15,7 @@ from typing import Any
 from zmqps.errors import ago, counted, seconds
 from zmqps.top.words import number, sparkline
 
-#: A worker whose steps take so many times as long as the median of the others is called slow.
+#: A worker whose steps take this many times the median of the others is called slow.
 SLOW = 1.5
 #: A longer wait is shown in red; steps wait for a moment all the time.
 LONG_WAIT_S = 3.0

@@ -11,7 +11,7 @@ from zmqps.errors import counted, listed, seconds
 
 #: From the least to the most.
 BLOCKS = "▁▂▃▄▅▆▇█"
-#: So many nodes a sentence names.
+#: A sentence names this many nodes.
 MOST_NAMED = 6
 #: What a column has room for; of a longer one the exponent would be cut.
 MAX_NUMBER_CHARS = 8

@@ -12,7 +12,7 @@ from zmqps.torch.model import sample_of
 
 log = logging.getLogger("zmqps")
 
-#: Of one in so many gradients values are compared: what clips by ``.data`` changes all of them, and looking takes time.
+#: Values of one gradient in this many are compared: clipping by ``.data`` changes all, and comparing takes time.
 SAMPLED_OF = 8
 
 

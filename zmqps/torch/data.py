@@ -36,7 +36,7 @@ AHEAD, AHEAD_BATCHES = 1024, 32
 PLAIN = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 #: What a subclass of ``DataLoader`` overrides or adds where it may not go by its sampler, or counts passes itself.
 OVERRIDES = ("__iter__", "_get_iterator", "set_epoch")
-#: Seeds of two passes that follow each other lie this far apart; an odd number, so 2**32 passes have different ones.
+#: Seeds of successive passes are this far apart; an odd number, so 2**32 passes have different ones.
 ODD = 0x9E3779B97F4A7C15
 #: Held while random states of a pass are in force: workers may be threads of one process, which share generators.
 _LOCK = threading.RLock()
@@ -132,7 +132,7 @@ def shard(loader: Iterable[Any], worker: Worker, *, seed: int = 0) -> Any:
     Returns
     -------
     DataLoader or Shard
-        A ``DataLoader`` like the loader, of its class and with worker processes of its own; a ``Shard`` of an
+        A ``DataLoader`` like the loader, of its class and with its own worker processes; a ``Shard`` of an
         ``IterableDataset``, of other iterables, and of loaders whose class has its own ``__iter__``.
 
     Raises
@@ -226,7 +226,7 @@ class _PassStates:
 
 
 def _with_generator(sampler: Any, number: int) -> Any:
-    """Return a plain sampler like another one, with a generator of its own, from which no other thread draws."""
+    """Return a plain sampler like another one, with its own generator, from which no other thread draws."""
     made = copy.copy(sampler)
     given = [getattr(sampler, name, None) for name in ("generator", "weights")]
     device = next((one.device for one in given if one is not None), "cpu")
@@ -285,7 +285,7 @@ def _check_whole(loader: Any) -> None:
     ]
     if kept:
         raise ConfigurationError(
-            f"{type(loader).__name__} keeps an iterator with an order of its own, {kept[0]}, which zmqps.torch.shard "
+            f"{type(loader).__name__} keeps an iterator with its own order, {kept[0]}, which zmqps.torch.shard "
             "cannot divide: use a DataLoader with persistent_workers=True, which keeps its processes as well"
         )
 

@@ -1,4 +1,4 @@
-"""Embeddings whose rows are those of a sparse table on the servers: modules without weights of their own."""
+"""Embeddings whose rows are those of a sparse table on the servers: modules without weights."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def tables(model: torch.nn.Module, worker: Worker, *, deferred: bool = False) ->
     model : torch.nn.Module
         With `Embedding` and `EmbeddingBag`.
     worker : Worker
-        Whose job is to have the tables.
+        Whose job will have the tables.
     deferred : bool
         For a script that pushes gradients itself: they are kept until ``take`` of each embedding returns them.
 
@@ -297,7 +297,7 @@ def _joined(arrays: Sequence[Array]) -> Array:
 
 
 def _check_offsets(offsets: torch.Tensor, number: int, *, ends: bool) -> None:
-    """Raise `ConfigurationError` where bags do not lie one after the other within the ids."""
+    """Raise `ConfigurationError` where bags are not contiguous within the ids."""
     if offsets.dim() != 1 or (ends and not offsets.numel()):
         raise ConfigurationError("offsets are of one dimension, and with include_last_offset there is one at least")
     if not offsets.numel():

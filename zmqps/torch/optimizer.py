@@ -57,7 +57,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc,unused-ignore]
         keeps its own. Not synchronous: the chief's are the job's, which observers and checkpoints have, and each trains
         with its own.
     share_gradients : bool
-        Let ``p.grad`` lie where servers on this host read it (`zmqps.Worker.gradient_buffers`). `zero_grad` then writes
+        Put ``p.grad`` where servers on this host read it (`zmqps.Worker.gradient_buffers`). `zero_grad` then writes
         zeros, so a parameter that is not used has a gradient of zeros, not None.
     overlap : bool
         Push while ``backward`` still runs, and return from `step` before the new values have come: what reads a
@@ -82,7 +82,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc,unused-ignore]
     OptimizerError
         The servers have no such optimizer; says which there are.
     ConfigurationError
-        Options do not go together; or the worker's job trains another model already, which needs a job of its own:
+        Options do not go together; or the worker's job trains another model already, which needs another job:
         ``zmqps.connect(job=...)``.
     PSError
         As `zmqps.Worker.init`.
@@ -158,7 +158,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc,unused-ignore]
         if self._trainer is None:
             raise ConfigurationError(
                 "this is a copy of an optimizer, and has no worker: make one of the copied model by "
-                "zmqps.torch.Optimizer, with a job of its own"
+                "zmqps.torch.Optimizer, with another job"
             )
         return self._trainer
 
@@ -188,14 +188,14 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc,unused-ignore]
         return stepped(self, self.trainer, closure)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients, of tables as well; with ``share_gradients`` they become zeros where they lie."""
+        """Forget the gradients, of tables as well; with ``share_gradients`` they become zeros in place."""
         super().zero_grad(set_to_none and not self.trainer.options.share_gradients)
 
     def set_values(self) -> None:
         """Let the job have the parameters and buffers that are in the model, in the place of the servers'.
 
         Call it after a script has written to them, for instance to clip a critic's weights. In the synchronous and the
-        bounded mode it is a step of its own, in which nothing is trained: each worker calls this, and the values of the
+        bounded mode it is a separate step, in which nothing is trained: each worker calls this, and the values of the
         first one count. Moments and step counts stay as they are.
 
         Raises
@@ -285,7 +285,7 @@ class _Moments(defaultdict[Any, Any]):
     def clear(self) -> None:
         """Refuse to forget what is not here."""
         raise ConfigurationError(
-            "the moments are on the servers, and go on there: for a fresh start train a job of its own, "
+            "the moments are on the servers, and stay there: for a fresh start train another job, "
             'zmqps.connect(job="again")'
         )
 

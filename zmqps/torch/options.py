@@ -1,4 +1,4 @@
-"""How a model is trained, as `zmqps.torch.Optimizer` was told."""
+"""How a model is trained: the options of `zmqps.torch.Optimizer`."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from zmqps.torch.buffers import Buffers
 from zmqps.torch.model import is_plain, outside_graphs, sample_of
 from zmqps.worker import Worker
 
-#: Gradients are pushed together from so many bytes on.
+#: Gradients are pushed together from this many bytes on.
 BUCKET_NBYTES = 4 << 20
 
 

@@ -96,7 +96,7 @@ class _Way:
         self.worker = worker
         self.deferred = deferred
         self.copied = copied
-        self.has_cache = copied  # the worker has been told of it
+        self.has_cache = copied  # the worker has been informed of it
         self.used = False  # by a forward pass since the last step
         self.sent: list[Future[None]] = []
         self.wanted: _Ids | None = None
@@ -223,13 +223,13 @@ class Rows(torch.nn.Module):  # type: ignore[misc,unused-ignore]
             way.coming = Coming(wanted, table.pull_async(wanted.once))
 
     def take_wanted(self) -> _Ids | None:
-        """Return what `prefetch` was told, and forget it."""
+        """Return what `prefetch` has requested, and forget it."""
         way, _ = self._connected()
         wanted, way.wanted = way.wanted, None
         return wanted
 
     def follow(self, coming: Coming | None) -> None:
-        """A step is on its way, with a request for what is ``coming``; ask for what else `prefetch` was told."""
+        """A step is in flight, with a request for what is ``coming``; request the rest of what `prefetch` was given."""
         way, table = self._connected()
         self.rows.data = self.rows.new_empty(0, self.dim)
         way.used, way.coming = False, coming  # rows that were asked for before lack this step

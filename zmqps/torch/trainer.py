@@ -274,7 +274,7 @@ class Trainer:
             )
         if self.options.sync and self.version > saved:
             log.warning(
-                "this optimizer's state was saved at version %d of the job, which has gone on to %d: to go back, start "
+                "this optimizer's state was saved at version %d of the job, which is now at %d: to go back, start "
                 "the cluster with --restore and the checkpoint of version %d",
                 saved, self.version, saved,
             )  # fmt: skip

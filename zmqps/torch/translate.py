@@ -201,7 +201,7 @@ class Numbers:
                     refused = groups[0]["nesterov"]
                 if refused:
                     raise OptimizerError(
-                        f"param group {number}: {option} has gone from {old} to {new}, which needs other state on the "
+                        f"param group {number}: {option} changed from {old} to {new}, which needs other state on the "
                         "servers than the job began with: set it before zmqps.torch.Optimizer is made"
                     )
 

@@ -11,12 +11,12 @@ import torch
 
 log = logging.getLogger("zmqps")
 
-#: Of a large parameter so many bytes are compared, others in each step: a write by ``.data`` leaves no other trace.
+#: Of a large parameter this many bytes are compared, others in each step: a write by ``.data`` leaves no other trace.
 SAMPLE_NBYTES = 1024
-#: So many parameters at most are compared in a step, in turn.
+#: At most this many parameters are compared in a step, in turn.
 MOST_SAMPLED = 1024
 
-#: A parameter as it is: where it lies, PyTorch's count of writes, which of its bytes are compared, and these.
+#: A parameter as it is: its memory, PyTorch's count of writes, which of its bytes are compared, and these.
 _Mark = tuple[int, int, int, bytes]
 
 
@@ -24,7 +24,7 @@ class Watch:
     """What parameters were when their values came from the servers.
 
     A write in place changes PyTorch's version of a tensor, and one of ``.data =`` its place. One through ``.data`` in
-    place changes only values, which are compared where they lie in this process's memory: parameters of up to
+    place changes only values, which are compared in this process's memory: parameters of up to
     `SAMPLE_NBYTES` as a whole, others in part.
 
     Parameters
@@ -84,12 +84,12 @@ class Watch:
 
 
 def _bytes_of(parameter: torch.nn.Parameter) -> np.ndarray[Any, Any] | None:
-    """Return a parameter's bytes as they lie in memory; None: not here, or not one after the other."""
+    """Return a parameter's bytes in the order of memory; None: not here, or not contiguous."""
     tensor = parameter.detach()
     if tensor.device.type != "cpu" or tensor.layout != torch.strided or not tensor.numel():
         return None
     order = sorted(range(tensor.dim()), key=lambda dim: -tensor.stride(dim))
-    tensor = tensor.permute(order)  # as they lie, where that is another order (channels last)
+    tensor = tensor.permute(order)  # in the order of memory, if that differs (channels last)
     if not tensor.is_contiguous():
         return None
     found: np.ndarray[Any, Any] = tensor.reshape(-1).view(torch.uint8).numpy()

@@ -95,7 +95,7 @@ class Doors:
             sink.span(name, role, begin, clock())
 
     def coding(self, coding: Coding = CODING) -> Coding:
-        """Return the door to the codecs with doors of its own."""
+        """Return the door to the codecs with its doors."""
         switched: Any = SwitchedCoding(coding)
         self.add(switched, "compress", self.function("encode", "codec"))
         self.add(switched, "decompress", self.function("decode", "codec"))

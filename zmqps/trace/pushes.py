@@ -194,7 +194,7 @@ def _see(found: Sequence[PushTrace], parts: dict[str, Message], trace: Trace) ->
 
 
 def _owners(trace: Trace) -> Iterator[tuple[Process, str]]:
-    """Yield each worker and the name of a request of its own."""
+    """Yield each worker and the name of one of its requests."""
     for process in trace.processes:
         for span in process.spans:
             if span.name == "queue" and "request" in span.facts:

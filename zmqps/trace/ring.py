@@ -1,4 +1,4 @@
-"""Spans of a process in so many bytes and no more: the newest ones, as they are sent to the client.
+"""Spans of a process in a fixed number of bytes: the newest ones, as they are sent to the client.
 
 What is read from a ring is `MAGIC`, the length of a head in JSON, the head, and one record a span, the oldest first.
 """
@@ -18,7 +18,7 @@ MAGIC = b"zmqps spans 1\n"
 LENGTH = struct.Struct("<I")
 #: Name, role, detail and flags; thread, worker, slice; begin and end in nanoseconds; request, version, step and bytes.
 RECORD = struct.Struct("<HHHHIIIIqqQQQQ")
-#: Names come from the source, so they are few; one that comes when there are so many is called so.
+#: Names come from the source, so they are few; one that comes when there are this many is called so.
 MAX_NAMES = 1024
 OTHER = "other"
 #: A head is no larger, with all names that there may be.
@@ -107,7 +107,7 @@ class Ring:
         return max(0, self._count - self._room) * RECORD.size
 
     def read(self, offset: int, nbytes: int) -> bytes:
-        """Return so many bytes from an offset on, or what there is of them."""
+        """Return that many bytes from an offset on, or what there is of them."""
         pieces = []
         for part in self._parts:
             piece = part[min(offset, len(part)) : min(offset + nbytes, len(part))]

@@ -60,7 +60,7 @@ class Switch:
         self._before: tuple[Machine, Transport] | None = None  # what the driver runs otherwise
 
     def start(self, nbytes: int) -> None:
-        """Record into so many bytes from now on."""
+        """Record into that many bytes from now on."""
         self.stop()
         who, driver = self._identity, self._driver
         epoch_ns = time.time_ns() - time.monotonic_ns()
@@ -110,7 +110,7 @@ class Switch:
         return 0 if self._ring is None else self._ring.lost
 
     def read(self, offset: int, nbytes: int) -> bytes:
-        """Return so many bytes of what was recorded."""
+        """Return that many bytes of the recording."""
         return b"" if self._ring is None else self._ring.read(offset, nbytes)
 
     def _hand_to(self) -> None:

@@ -1,4 +1,4 @@
-"""The HTTP server: on a thread and a loop of its own, so that no client, however slow, holds up the node."""
+"""The HTTP server: on a separate thread and loop, so that no client, however slow, holds up the node."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 #: Connections at a time. A browser has up to six; each may hold one answer that it does not read, of 1 MB. For one more
 #: that is shut which has asked nothing for longest: a slow client keeps no browser out.
 MAX_CONNECTIONS = 64
-#: A client that has not sent a whole request for so long, or has read nothing of an answer, is shut, …
+#: A client that has not sent a whole request for this long, or has read nothing of an answer, is shut, …
 SILENT_S = 15.0
 #: … and one that has not read the whole answer.
 ANSWER_S = 60.0

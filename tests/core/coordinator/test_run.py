@@ -341,7 +341,7 @@ def test_a_job_that_has_lost_a_shard_is_not_called_finished() -> None:
     coordinator.wait(TIMEOUT + 1, "w0")
     assert errors(coordinator.take("w0", m.Leave("finished"))) == []
     (ended,) = coordinator.machine.status(0.0)["ended"]
-    assert "the values of its shard are gone" in ended["how"]
+    assert "the values of its shard are lost" in ended["how"]
 
 
 def test_workers_that_move_keep_the_ranks_they_were_told() -> None:

@@ -325,7 +325,7 @@ def test_a_coordinator_that_was_started_again_ends_the_server_which_says_so_to_i
     for message in sent(actions, m.Error, peer("w")):
         error = from_wire(message.code, message.text, message.facts)
         assert isinstance(error, CoordinatorRestartedError)
-        assert "server 0 (s, host, pid 7) has ended with it, and its values are gone; start it again" in str(error)
+        assert "server 0 (s, host, pid 7) has ended with it, and its values are lost; start it again" in str(error)
     assert len(sent(actions, m.Error)) == 2
     assert server.get(unknown) == []
 

@@ -524,7 +524,7 @@ def test_what_waits_for_a_coordinator_that_was_started_again_is_told_so() -> Non
 def test_who_has_given_up_a_coordinator_still_hears_that_there_is_another_one() -> None:
     session = Session.attached()
     told = logged(session.wait(12.0))
-    assert "its servers end when they miss it, too, and the values they hold are gone then" in told
+    assert "its servers end when they miss it, too, and the values they hold are lost then" in told
     assert session.get(m.Error.of(0, NotJoinedError("Heartbeat before Hello"))) == []
     failed(session.ask(EnterBarrier(0.0, barrier="b")), CoordinatorRestartedError)
 

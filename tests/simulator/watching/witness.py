@@ -41,7 +41,7 @@ LATE_S = 1.0
 #: Rounding of times.
 EPSILON_S = 1e-6
 
-#: A life of a job, and how often it has gone back to a checkpoint.
+#: A life of a job, and how often it went back to a checkpoint.
 Track = tuple[Life, int]
 
 
@@ -85,7 +85,7 @@ class StepWitness:
         self._name = name
         self._expected = expected
         self._exact = exact
-        # by life of the job, and how often it has gone back to a checkpoint
+        # by life of the job, and how often it went back to a checkpoint
         self._references: dict[Track, Reference] = {}
         self._exactly: dict[Life, ExactReference] = {}
         self._commits: dict[Track, list[tuple[Contributor, ...]]] = defaultdict(list)  # by step

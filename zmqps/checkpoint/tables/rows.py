@@ -81,7 +81,7 @@ class TableState:
     expired_before
         Rows with a lower stamp have expired by seconds.
     whole
-        Whether nothing of what the checkpoint builds upon is to be read for it.
+        Whether to read nothing of what the checkpoint builds upon.
     """
 
     version: int
@@ -211,7 +211,7 @@ class RowFiles:
             What was read is not what was written.
         """
         state = self.state(shard)
-        seen = _NOTHING  # sorted: ids that are told of by what was read so far, which is later
+        seen = _NOTHING  # sorted: ids already read from later checkpoints
         one: Source | None = self._checkpoint
         while one is not None:
             goes_on = one.base is not None and not one.shards[shard].tables[self.spec.name].whole
@@ -227,7 +227,7 @@ class RowFiles:
             one = one.base if goes_on else None
 
     def _file(self, one: Source, shard: int, name: str) -> tuple[Kept, Array]:
-        """Return the rows of a file, and which ids are gone."""
+        """Return the rows of a file, and the removed ids."""
         fact = one.facts[name]
         path = join(one.path, name)
         header = read_header(one.path, fact, partial(one.read_bytes, name))
@@ -266,7 +266,7 @@ def _array(
         if end - begin != size * kind.itemsize * int(np.prod(shape, dtype=np.int64)):
             raise ValueError("another size")
         if not 0 <= begin <= end <= fact.nbytes - header.nbytes:
-            raise ValueError("it lies outside the file")
+            raise ValueError("it is outside the file")
     except (ValueError, KeyError, TypeError) as error:
         raise corrupt(path, f"what its header says of {entry!r} cannot be used ({error})") from error
     data = one.read_bytes(fact.name, header.nbytes + begin, end - begin)

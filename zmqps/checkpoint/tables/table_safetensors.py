@@ -126,12 +126,12 @@ def _names(path: str, table: str, entries: dict[str, Any]) -> tuple[str, str]:
 def _place(
     path: str, name: str, entries: dict[str, Any], size: int, dtypes: dict[str, np.dtype[Any]], rank: int
 ) -> tuple[int, np.dtype[Any], list[int]]:
-    """Return where an array lies in the data, its dtype and shape."""
+    """Return where an array is in the data, its dtype and shape."""
     try:
         says = entries[name]
         shape, [start, stop] = says["shape"], says["data_offsets"]
         if not all(type(number) is int and number >= 0 for number in (*shape, start, stop)):
-            raise ValueError("numbers that are none")
+            raise ValueError("invalid numbers")
         dtype = dtypes.get(says["dtype"])
     except (ValueError, KeyError, TypeError) as error:
         raise _corrupt(path, f"what its header says of {name!r} cannot be used ({error})") from error
@@ -140,7 +140,7 @@ def _place(
     if len(shape) != rank:
         raise ShapeError(name=f"{name} in {path}", got=str(tuple(shape)), expected=("(n,)", "(n, dim)")[rank - 1])
     if stop - start != dtype.itemsize * int(np.prod(np.array(shape, object))) or stop > size:
-        raise _corrupt(path, f"{name!r} lies outside of it")
+        raise _corrupt(path, f"{name!r} is outside of it")
     return start, dtype, shape
 
 

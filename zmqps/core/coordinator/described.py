@@ -128,6 +128,6 @@ def place(
     cuts = CUT_NBYTES * len(keyspace.tables) * (len(servers) + 1)
     told = described + cuts + copies * SERVER_NBYTES * len(servers) + TOLD_NBYTES
     if told > MAX_HEADER_NBYTES:
-        what = f"number of bytes that servers are told of job {name!r}"
+        what = f"number of bytes that servers need to know of job {name!r}"
         raise LimitError(what=what, got=told, limit=MAX_HEADER_NBYTES)
     return Placement.balance(keyspace, len(servers), slice_nbytes)

@@ -144,7 +144,7 @@ class TouchedJobs(Generic[Run]):
         self._wheel = wheel
         self._touched = wheel.touched  # inline, for each job of each event
         self._timers: dict[str, Timer] = {}
-        self._seen: dict[str, int] = {}  # the revision of each one's copies
+        self._seen: dict[str, int] = {}  # by job: the revision of its copies
 
     def add(self, name: str) -> None:
         """An event touches a job, if there is one of this name."""

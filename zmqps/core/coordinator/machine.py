@@ -234,7 +234,7 @@ class CoordinatorMachine(CoordinatorKernel[JobRun]):
         return [*actions, Send(peer, answer)]
 
     def _save(self, peer: Peer, message: m.Checkpoint, now: float) -> list[Action] | None:
-        """An operator requests a checkpoint of a job; None: a worker requests one of its own."""
+        """An operator requests a checkpoint of a job; None: a worker requests one of its job."""
         if not message.job:
             return None
         wish = Wish(job=message.job, consistent=bool(message.consistent), state=message.state, by=OPERATOR)

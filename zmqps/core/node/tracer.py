@@ -67,7 +67,7 @@ class Recordings:
         elif not piece.total:
             self.leave_out("it has recorded nothing")
         elif not piece.data:
-            self.leave_out("what it has recorded has gone meanwhile")
+            self.leave_out("its recording was freed meanwhile")
         return True
 
     def leave_out(self, why: str) -> None:

@@ -1,7 +1,7 @@
 """Exit codes of the node processes; docs/operations.md explains each."""
 
 OK = 0  #: the job is finished, or the cluster was asked to end
-FAILED = 1  #: an error without a number of its own
+FAILED = 1  #: an error without its own exit code
 USAGE = 2  #: a flag, variable or configuration entry that cannot be used
 ADDRESS_IN_USE = 3  #: the endpoint cannot be bound
 COORDINATOR_LOST = 4  #: no heartbeat from the coordinator

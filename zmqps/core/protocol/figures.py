@@ -1,4 +1,4 @@
-"""The figures of nodes: each one's name in a heartbeat, and its name and unit in metrics.
+"""The figures of nodes: the name of each in a heartbeat, and its name and unit in metrics.
 
 A machine counts in plain numbers under short names. Only this table defines their meaning.
 """

@@ -48,7 +48,7 @@ class OwnMemory:
     data
         The copy.
     used
-        Which bytes of it arrays lie in: from, to.
+        Which of its bytes the arrays take: from, to.
     """
 
     __slots__ = ("__weakref__", "data", "used")

@@ -59,7 +59,7 @@ MAX_GROWTH = 40
 _COSTS = np.zeros(256, np.uint8)
 _COSTS[0x80:0x90] = 240  # a map; one of many entries takes less for each than they have bytes
 _COSTS[0x90:0xA0] = 72  # a list
-_COSTS[0xDC:0xDE] = 72  # the same with lengths of their own
+_COSTS[0xDC:0xDE] = 72  # the same with separate lengths
 _COSTS[0xDE:0xE0] = 240
 _COSTS[0xE0:] = 36  # a negative integer
 #: Above 32 MiB malloc maps and faults every buffer again (measured: 3 times slower), so no sender of zmqps
@@ -198,7 +198,7 @@ def _parts(value: Any) -> Any:
             raise ProtocolError(f"{_show(ranges)} is not a list of starts and stops")
         last = -1
         for i, bound in enumerate(ranges):
-            # starts may touch the previous stop; a stop lies behind its start
+            # starts may touch the previous stop; a stop comes after its start
             if _u32(bound) < last or (i % 2 and bound == last):
                 raise ProtocolError(f"ranges {_show(ranges)} are not ascending")
             last = bound
@@ -277,7 +277,7 @@ def _schema(cls: type[m.Message]) -> Schema:
 
 
 def _getter(names: tuple[str, ...]) -> Callable[[m.Message], tuple[Any, ...]]:
-    if "job" in names and "placement" in names:  # what many are told alike is packed once
+    if "job" in names and "placement" in names:  # what many receive alike is packed once
         return lambda message: tuple([getattr(value := getattr(message, n), "raw", value) for n in names])
     if len(names) > 1 and "text" not in names:
         return attrgetter(*names)
@@ -371,7 +371,7 @@ def data_header_nbytes(slices: int, segments: int) -> int:
 
 def _check_size(header: memoryview, data_nbytes: int) -> None:
     """Raise `LimitError` for a header that is larger, or would grow more when it is decoded, than its kind can need."""
-    # the kind is the second byte of every list of up to 15; what begins in another way is none of the large ones
+    # the kind is the second byte of every list of up to 15; what begins in another way is not large
     kind = header[1] if header.nbytes > 1 and header[0] & 0xF0 == 0x90 else 0
     limit = HEADER_NBYTES.get(kind, MAX_SHORT_HEADER_NBYTES)
     if limit == MAX_DATA_HEADER_NBYTES:
@@ -423,7 +423,7 @@ def _unpack_in_pieces(header: memoryview) -> Any:
 
 
 def _counter(most: int) -> Callable[[dict[Any, Any]], dict[Any, Any]]:
-    """Return what lets maps pass until they have so many entries together."""
+    """Return a filter that lets maps pass until they have that many entries in all."""
     left = most
 
     def count(found: dict[Any, Any]) -> dict[Any, Any]:

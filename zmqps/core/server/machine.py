@@ -162,7 +162,7 @@ class ServerKernel:
     # --- the coordinator ------------------------------------------------------------------------
 
     def _in_turn(self, message: m.Message, now: float) -> list[Action] | None:
-        """Read a large message aside, and let what comes behind one wait; None: this one's turn is now."""
+        """Read a large message in the background, and defer what follows; None: handle it now."""
         if not self._unread and not isinstance(message, Large):
             return None
         self.member.heard_at = now
@@ -193,13 +193,13 @@ class ServerKernel:
             return self.failed(COORDINATOR, message, error)
 
     def end(self, now: float) -> list[Action]:
-        """The coordinator is gone: end as well, and tell the clients."""
+        """The coordinator is lost: end as well, and inform the clients."""
         if self._ending:
             return []
         self._ending = True
         member = self.member
         again = "start it again to join this one" if member.restarted else "start the cluster again"
-        error = member.loss(f"{member.title} has ended with it, and its values are gone; {again}", now)
+        error = member.loss(f"{member.title} has ended with it, and its values are lost; {again}", now)
         told, clients = m.Error.of(0, error), self.clients.by_incarnation.values()
         farewells: list[Action] = [Send(client.peer, told) for client in clients]
         return [*farewells, Log("error", str(error), error=error.number), Exit(exits.COORDINATOR_LOST, str(error))]
@@ -221,7 +221,7 @@ class ServerKernel:
         return min([due for due in dues if due is not None], default=None)
 
     def on_deadline(self, now: float) -> list[Action]:
-        """Heartbeats, what extensions have to do, and the end when the coordinator is gone."""
+        """Heartbeats, what extensions have to do, and the end when the coordinator is lost."""
         self.now = now
         actions = self.member.on_deadline(now)
         for timer in self.hooks.timers:
@@ -411,7 +411,7 @@ class ServerKernel:
             full = LimitError(what="bytes of all waiting pulls", got=in_all, limit=MAX_ALL_PARKED_NBYTES)
             fullest = max(self.tenants.values(), key=lambda tenant: tenant.parked.heaviest()).parked
             most, heaviest = fullest.heaviest()
-            if of_client > most:  # of those before it is told, too
+            if of_client > most:  # of those before it is sent, too
                 return [*actions, *self.refuse(client.peer, message.request, full)]
             request = fullest.newest(heaviest)
             fullest.remove(heaviest, request)
@@ -473,12 +473,12 @@ class ServerKernel:
         )
 
     def depart(self, incarnation: bytes, evicted: int = 0) -> None:
-        """A client has gone for good: nothing is taken of it any more."""
+        """A client has left for good: its messages are ignored from now on."""
         self.clients.bar(incarnation, departed(evicted))
         self.forget(incarnation)
 
     def forget(self, incarnation: bytes) -> None:
-        """Keep nothing of a client; it may come back."""
+        """Forget a client; it may come back."""
         self.clients.forget(incarnation)
         for tenant in self.tenants.values():
             tenant.forget(incarnation)

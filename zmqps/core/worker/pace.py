@@ -24,7 +24,7 @@ class Gate(Enum):
     """Whether transfers may begin.
 
     It is OPEN; CLOSING while a step about to end has unacknowledged pushes; COMPLETE once all are acknowledged, and the
-    worker is to arrive; ARRIVED until the coordinator lets it proceed. If the coordinator answers with an error, the
+    worker should arrive; ARRIVED until the coordinator lets it proceed. If the coordinator answers with an error, the
     wait has FAILED: the worker has still arrived, and the next transfer waits again.
     """
 

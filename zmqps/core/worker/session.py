@@ -56,7 +56,7 @@ from zmqps.errors import (
     printable,
 )
 
-#: How long a goodbye waits for its answer: a coordinator that ended with it may be gone before it was read.
+#: How long a goodbye waits for its answer: a coordinator that ended with it may have ended before it was read.
 FAREWELL_S = 2.0
 
 Event = NetworkEvent | Stop | Operation | Cancelled

@@ -242,7 +242,7 @@ class Transfers:
         if self.pace.mode != "async" or self._host.member.cluster.terms:
             self.pace.start(transfer, self._host.member.cluster.terms)
         if isinstance(transfer, PullTransfer) and transfer.target.missing is not None and self.pace.mode == "sync":
-            transfer.exact = True  # the reported version may be gone if a step is committed meanwhile
+            transfer.exact = True  # the reported version may be freed if a step is committed meanwhile
         for link, cargoes in zip(self._links.by_shard, transfer.cargoes, strict=True):
             if cargoes and (lost := link.server.lost) is not None:
                 return self._host.resolve(operation, lost)
@@ -346,7 +346,7 @@ class Transfers:
         links = [link for link in self._links.by_shard if link.server.rank == lost.rank]
         if lost.role != "server" or not links:
             return []
-        advice = "the values of its shard are gone; begin the job again once a server has joined in its place"
+        advice = "the values of its shard are lost; begin the job again once a server has joined in its place"
         error = PeerLostError(
             role="server", name=links[0].server.title, silent_s=round(lost.silent_s, 3), advice=advice
         )

@@ -123,7 +123,7 @@ class Views:
     def _view(
         self, dtype: np.dtype[Any], start: int, stop: int, pieces: Sequence[_Piece], copies: dict[int, OwnMemory | None]
     ) -> Array | None:
-        """Return a whole buffer's values where they lie in one piece; ``copies``: of memories, by `id`."""
+        """Return a whole buffer's values if they are in one piece; ``copies``: of memories, by `id`."""
         first, at = pieces[0], start
         owner = first.owner
         if owner is None:
@@ -148,7 +148,7 @@ class Views:
         return view if view.flags.aligned else None
 
     def _holds(self, memory: Bytes) -> tuple[Any, ...]:
-        """Return the loans of everything that lies in a borrowed memory."""
+        """Return the loans of everything in a borrowed memory."""
         owners = [piece.owner for piece in self._pieces.values() if piece.owner is not None]
         return tuple({id(owner.hold): owner.hold for owner in owners if owner.memory is memory}.values())
 

@@ -86,7 +86,7 @@ def advice(member: Member) -> str:
     if member.restarted:
         return "connect again, and init with values that you have saved"
     return (
-        "its servers end when they miss it, too, and the values they hold are gone then: start the cluster again. If "
+        "its servers end when they miss it, too, and the values they hold are lost then: start the cluster again. If "
         "only this worker was cut off the others train on, and worker.rejoin() brings it back"
     )
 

@@ -49,7 +49,7 @@ class Description(NamedTuple):
 
 
 class Arena:
-    """Where an array of this process lies; does not keep the array alive."""
+    """Where an array of this process is; does not keep the array alive."""
 
     def __init__(self, root: Bytes, description: Description) -> None:
         self.description = description
@@ -85,7 +85,7 @@ class Arena:
         self.parted = True
 
     def holds(self, address: int, nbytes: int) -> bool:
-        """Whether a piece of memory lies in here."""
+        """Whether a piece of memory is in this arena."""
         return self.address <= address and address + nbytes <= self.address + self.description.nbytes
 
 
@@ -115,7 +115,7 @@ class Arenas:
         return np.empty(size, dtype)
 
     def find(self, frame: Any) -> tuple[Arena, int] | None:
-        """Return the arena that a buffer lies in and where, or None."""
+        """Return the arena that contains a buffer, and where, or None."""
         if not self._arenas:
             return None
         array = np.frombuffer(frame, np.uint8)

@@ -59,7 +59,7 @@ class LaneLoan(Loan):
 
     @property
     def done(self) -> bool:
-        """Whether the borrower has given it back, or is gone."""
+        """Whether the borrower has returned it, or has ended."""
         if self._book is not None and self._book.is_over(self):
             self._book = None
         return self._book is None
@@ -119,7 +119,7 @@ class Lender:
         self._shelf.announced[0] = announced  # the other side looks
 
     def withdraw(self) -> None:
-        """Let the other side let go of arenas that are gone, once all loans are back that may be of them."""
+        """Let the other side release freed arenas, once all loans that may be of them are back."""
         oldest = min([loan.number for loan in list(self._loans.values()) if not loan.done], default=self._number + 1)
         for index, arena in enumerate(self._arenas):
             if arena is None or arena.alive:
@@ -153,11 +153,11 @@ class Lender:
         return True
 
     def cancel(self, loan: LaneLoan) -> None:
-        """Take a loan back of which the other side has not been told."""
+        """Take back a loan that the other side does not know of yet."""
         self._counter.returned[loan.slot] = loan.number
 
     def close(self) -> None:
-        """The other side is gone, and with it all that it read."""
+        """The other side has ended, and with it all that it read."""
         self._closed = True
         for loan in self._loans.values():
             loan.over()
@@ -182,7 +182,7 @@ class Hold:
 
 
 class Borrower:
-    """What this side reads in the other one's memory; trusts nothing it is told."""
+    """What this side reads in the other side's memory; trusts nothing it receives."""
 
     def __init__(self, shelf: Shelf, counter: Counter) -> None:
         self._shelf = shelf
@@ -237,7 +237,7 @@ class Borrower:
         return [borrow(self._memories[arena].data, at, at + nbytes, hold) for arena, at, nbytes in frames]
 
     def private(self, memory: Bytes, hold: Any) -> Private | None:
-        """Return a private mapping of a memory that is mapped here (`PrivateMappings.take`); None: it is gone."""
+        """Return a private mapping of a memory that is mapped here (`PrivateMappings.take`); None: it is freed."""
         for attached in list(self._memories.values()):
             if attached.data is memory:
                 return attached.private.take(hold)

@@ -1,7 +1,7 @@
 """A ring of bytes in shared memory: one writer, one reader, positions that only grow.
 
 The writer copies a frame in and tells the reader its *position*, which counts all bytes the ring
-has ever held: the frame lies at ``position % size``. The reader hands out views of the frames and
+has ever held: the frame is at ``position % size``. The reader hands out views of the frames and
 moves the *tail*, a counter in shared memory, over those that have been garbage-collected; the bytes
 between tail and head are not written to. Frames do not wrap around the end, and one that finds no
 room is refused: neither side ever waits here.
@@ -52,7 +52,7 @@ class RingWriter:
         self._data = data
         self._tail = tail
         self._free_from = 0
-        self.head = 0  # set it back to take back frames of which the reader was not told
+        self.head = 0  # set it back to take back frames that the reader does not know of
 
     def put(self, frame: Any) -> int | None:
         """Copy a frame in and return its position, or None if there is no room.
@@ -88,7 +88,7 @@ class _Held(NamedTuple):
 
 
 class RingReader:
-    """The side that takes frames out; trusts nothing it is told."""
+    """The side that takes frames out; trusts nothing it receives."""
 
     def __init__(self, data: Bytes, tail: Counter64) -> None:
         self._data = data.view()
@@ -106,7 +106,7 @@ class RingReader:
         Parameters
         ----------
         base
-            The writer's head before the message. What lies before and has not come is lost: its
+            The writer's head before the message. What is before it and has not come is lost: its
             room is free again.
         frames
             (position, nbytes) of each.

@@ -196,7 +196,7 @@ def sweep() -> int:
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
             try:
                 ours = NAME.fullmatch(path.name) and os.fstat(fd).st_uid == os.geteuid()
-                if ours and _lock(fd, fcntl.LOCK_SH):  # held until the file is gone, see `create`
+                if ours and _lock(fd, fcntl.LOCK_SH):  # held until the file is removed, see `create`
                     path.unlink()
                     swept += 1
             finally:

@@ -3,7 +3,7 @@
 docs/lane.md specifies what is on the wire. In short: the side that opens a connection names a segment in its
 `Hello`; the other side attaches to it and proves in its `Welcome` that it has read the secret in
 there. From then on large array frames travel as positions in a ring, in an envelope around the
-header; those that lie in an arena (`zmqps.net.lane.arena`) stay there, and travel as references. A frame
+header; those in an arena (`zmqps.net.lane.arena`) stay there, and travel as references. A frame
 that finds no room travels as before, so nothing ever waits for the lane.
 """
 
@@ -36,10 +36,10 @@ RING_NBYTES = WINDOW_NBYTES + (4 << 20)
 #: A message whose frames are all smaller stays in ZeroMQ; of any other all frames go this way.
 MIN_NBYTES = 16 << 10
 MAX_LANES = 1024
-#: How often a server looks for lanes whose worker has gone.
+#: How often a server looks for lanes whose worker has ended.
 REAP_S = 2.0
 
-#: No msgpack begins like this, so a node that knows nothing of lanes refuses an envelope.
+#: No msgpack begins like this, so a node without lanes refuses an envelope.
 ENVELOPE_BYTE = 0xC1
 ENVELOPE = struct.Struct("<BBHI8sQQ")  # 0xC1, version, frames, slot and lane, base, loan (0: none)
 ENTRY = struct.Struct("<QQQ")  # arena (0: the ring), position, bytes
@@ -84,7 +84,7 @@ class Lane:
         frames
             The message.
         arenas
-            Frames that lie in here may be read where they are.
+            Frames in this arena may be read in place.
         readers
             Of each frame but the first, which must not change until the other side says so; none: it need not wait.
 
@@ -223,7 +223,7 @@ class LaneTransport:
             log.info("%s: payloads over %s", peer.decode(), self._schemes[peer])
 
     def disconnect(self, peer: Peer) -> None:
-        """Close a connection that was opened here, and its lane; values that lie in there stay until they are gone."""
+        """Close a connection that was opened here, and its lane; values in it stay until garbage-collected."""
         self._inner.disconnect(peer)
         self._drop(peer)
         self._offering.discard(peer)
@@ -383,7 +383,7 @@ class LaneTransport:
         self._arm()
 
     def _reap(self) -> None:
-        """Let go of lanes whose creator has gone, and let others let go of arenas, so that their memory is free."""
+        """Release lanes whose creator has ended, and let others release arenas, so that their memory is free."""
         accepted = {peer: lane for peer, lane in self._lanes.items() if not lane.opened}
         for peer, lane in accepted.items():
             if lane.segment.orphaned:

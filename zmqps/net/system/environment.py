@@ -17,7 +17,7 @@ TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RU
 def find_address(env: Mapping[str, str], fqdn: Callable[[], str] = str) -> tuple[str, str]:
     """Return the coordinator's endpoint, and the variables that have it.
 
-    The most specific counts: variables for zmqps, then those of torchrun, TensorFlow or ps-lite, then those of the
+    The most specific counts: variables for zmqps, then of torchrun, TensorFlow or ps-lite, then of the
     scheduler that started them.
 
     Parameters

@@ -36,8 +36,8 @@ def test_those_who_wait_are_not_told_that_a_job_has_begun() -> None:
     story = Story("a")
     story.tell("can be trained", expected=True)
     assert story.explain("worker 1") == "worker 1"
-    story.tell("server 0 is gone")
-    assert story.explain("worker 1") == "worker 1; before that: server 0 is gone"
+    story.tell("server 0 has left")
+    assert story.explain("worker 1") == "worker 1; before that: server 0 has left"
 
 
 def test_a_job_tells_that_it_begins_and_whose_loss_it_has_survived() -> None:
@@ -47,7 +47,7 @@ def test_a_job_tells_that_it_begins_and_whose_loss_it_has_survived() -> None:
     promoted = coordinator.promoted(actions)
     coordinator.follow(promoted)
     assert [text.partition(" (")[0] for text in texts(coordinator)][2:4] == ["server 1", "server 0"]
-    assert "is gone" in texts(coordinator)[2]
+    assert "has left" in texts(coordinator)[2]
     assert "takes over shard 1" in texts(coordinator)[3]
 
 
@@ -61,4 +61,4 @@ def test_who_waits_is_told_what_came_before() -> None:
     actions = coordinator.wait(15.0, "s0", "w0", "w1")  # w2 is silent
     told = [message.text for message in sent(actions, Waiting)]
     assert told
-    assert any("before that: worker 2" in text and text.endswith("has gone (lost)") for text in told)
+    assert any("before that: worker 2" in text and text.endswith("has left (lost)") for text in told)

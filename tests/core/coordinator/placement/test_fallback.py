@@ -100,7 +100,7 @@ def test_a_shard_that_is_lost_alone_is_loaded_by_the_first_server_that_comes() -
         assert (back.restored["path"], back.restored["state"]["epoch"]) == (NEWEST, 20)
     assert sent(told, m.Discard) == [], "the other shard stays as it is"
     done = cluster.follow(told, lost=3)
-    assert "6 pushes that had been acknowledged after the checkpoint are gone from shard 1" in logged(done)
+    assert "6 pushes that had been acknowledged after the checkpoint are lost from shard 1" in logged(done)
     assert cluster.run().state == "training"
     assert [event.kind for event in cluster.machine.watching.events][-4:] == ["lost", "fallback", "joined", "restored"]
     last = cluster.status()["fallback"]["last"]

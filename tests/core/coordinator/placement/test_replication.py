@@ -134,7 +134,7 @@ def test_the_status_says_since_when_and_why_and_what_one_more_loss_would_cost() 
     cluster.now += 3.0
     first, second = cluster.degraded()
     assert first.startswith("shard 0 has 0 backups of 1 since 3 s ago (server 1 (s1, host, pid 7) was lost): ")
-    assert "if server 0 (s0, host, pid 7) were lost, its values would be gone" in first
+    assert "if server 0 (s0, host, pid 7) were lost, its values would be lost, too" in first
     assert "if server 2 (s2" in second
 
 

@@ -46,7 +46,7 @@ def test_shards_are_not_cut_before_all_members_have_gone_back() -> None:
     cluster.lose("s1")
     back = cluster.load(cluster.join("s2"))
     assert not sent(scale(cluster, 1), m.Hold, ends=0)
-    assert "its members are to learn where it lies" in " ".join(cluster.machine.status(cluster.now)["waiting"])
+    assert "its members must learn its placement" in " ".join(cluster.machine.status(cluster.now)["waiting"])
     again = cluster.alive(6.0, "s0", "s2", "w0", "w1")
     assert rows(again), "told again where the shard is"
     assert sent(answered(cluster, cluster.follow(back)), m.View, change=CUT)

@@ -47,11 +47,11 @@ from zmqps.core.protocol.security.keys import alias, process_of
 from zmqps.core.protocol.security.roles import OPERATOR, STRANGER, KeyHolder, check_role, check_sender
 from zmqps.errors import NotJoinedError, PeerLostError, ProtocolError, PSError, counted, from_wire
 
-#: Of many members that are overdue so many are lost at a time, and the next ones so much later: messages of the living
+#: Of many overdue members this many are lost at a time, and the next ones this much later: messages of the living
 #: are taken in between, and save those whose signs of life have come meanwhile.
 MOST_LOST = 32
 PIECE_S = 0.005
-#: Of the members that are lost with one process so many are named.
+#: Of the members lost with one process, this many are named.
 MOST_NAMED = 8
 #: What servers say of copies of shards, not of a job that they are there for.
 OF_COPIES = frozenset((m.Ready, m.Committed, m.Measured, m.Leading, m.Yielded))
@@ -83,7 +83,7 @@ class CoordinatorKernel(Generic[Run]):
         self.identity = identity
         self.options = options
         self.changes = DirtyKeys(kept=kept is not None)
-        self.is_back = bool(kept)  # it was away, and its members are to be told when they speak
+        self.is_back = bool(kept)  # it was away, and its members will be informed when they send something
         self.membership: Membership = Membership(
             options.heartbeat_timeout, lambda what, who: self.changes.add(what, who.hex())
         )  # fmt: skip
@@ -200,7 +200,7 @@ class CoordinatorKernel(Generic[Run]):
         return []
 
     def _server_gone(self, server: MemberInfo) -> None:
-        """A server has gone."""
+        """A server has left."""
 
     def _server_leaves(self, member: MemberInfo, message: m.Leave, now: float) -> list[Action]:
         """A server leaves: it takes its shards with it."""
@@ -366,8 +366,8 @@ class CoordinatorKernel(Generic[Run]):
     def give_up(self, member: MemberInfo, now: float, how: DepartureCause = DepartureCause.LOST) -> list[Action]:
         """Declare a member lost that others may depend on, and tell all that wait for it.
 
-        If it only trained or observed, servers see an ordinary departure and only those that wait for it are told; to
-        tell all, when thousands are lost at once, would take millions of messages.
+        If it only trained or observed, servers see an ordinary departure and only members that wait learn of it; to
+        inform all, when thousands are lost at once, would take millions of messages.
         """
         silent = now - member.seen_at
         advice = LOSS_ADVICE if member.role == "server" else "the others go on without it"
@@ -395,7 +395,7 @@ class CoordinatorKernel(Generic[Run]):
         return [*actions, *(Send(other.peer, lost) for other in told)]
 
     def succeed(self, before: MemberInfo, member: MemberInfo, now: float) -> list[Action]:
-        """A member comes in the place of an earlier life of its own, which was not known to be lost.
+        """A member replaces its earlier life, which was not known to be lost.
 
         No loss is announced: a barrier that waited for the one waits for the other.
         """
@@ -476,7 +476,7 @@ class CoordinatorKernel(Generic[Run]):
     # --- what members say ------------------------------------------------------------------------
 
     def _init(self, member: MemberInfo, message: m.Init, now: float) -> list[Action]:
-        """A member names a job, or asks for the one that there is; it is told when that can be trained."""
+        """A member names a job, or asks for the one that there is; it is informed when that can be trained."""
         run, actions = self.runs[member.job], list[Action]()
         if (member.incarnation, message.request) in run.startup.parked and self.telling.too_soon(member, now):
             return []
@@ -507,17 +507,17 @@ class CoordinatorKernel(Generic[Run]):
     # --- what servers say of copies ----------------------------------------------------------------
 
     def _discarded(self, member: MemberInfo, message: m.Discarded, now: float) -> list[Action]:
-        """It keeps nothing of a copy any more."""
+        """It has freed a copy."""
         self.erasures.discarded(member, message.epoch)
         return []
 
     def _forgotten(self, member: MemberInfo, message: m.Forgotten, now: float) -> list[Action]:
-        """It keeps nothing of a member any more."""
+        """It has forgotten a member."""
         self.erasures.forgotten(member, message.incarnation)
         return []
 
     def _failed(self, member: MemberInfo, message: m.Error, now: float) -> list[Action]:
-        """It could not do what it was told."""
+        """It could not carry out an order."""
         error = from_wire(message.code, message.text, message.facts)
         actions: list[Action] = [Log("error", f"{member.title}: {error}", peer=member.hello.name, error=error.number)]
         runs = self.runs.values() if message.request == 0 else [self.jobs.of_epoch(message.request, member)]

@@ -30,7 +30,7 @@ from zmqps.errors import JournalBehindError, PeerLostError, PSError
 
 #: What a server's loss means where no other copy of its shards is left.
 LOSS_ADVICE = (
-    "the values of its shard are gone, and there is no checkpoint of it to go back to; begin the job again once a "
+    "the values of its shard are lost, and there is no checkpoint of it to go back to; begin the job again once a "
     "server has joined in its place. With --checkpoint DIR --checkpoint-every 5min it goes back to the last one by "
     "itself, with --replicas 1 it loses nothing"
 )
@@ -68,7 +68,7 @@ class JobKernel(KeptRecord):
         self.changed = changed
         self.members: dict[bytes, MemberInfo] = KeptDict(mark)
         self.workers, self.observers = Roster(lambda: self.places.expected), Roster()
-        self.lost_shard: PSError | None = None  # a server of this job is gone
+        self.lost_shard: PSError | None = None  # a server of this job is lost
         self._options = options
         self._servers = servers
         self.occupancy = Occupancy(name, before, self.members, self.workers, options.lease)
@@ -165,7 +165,7 @@ class JobKernel(KeptRecord):
         return self.move_on(now)
 
     def succeed(self, before: MemberInfo, member: MemberInfo) -> None:
-        """A member has come in the place of another one, which is to depart next, and counts as that one did."""
+        """A member has replaced another one, which departs next, and counts as that one did."""
         self._add(member)
         self.attendance.succeed(before, member)
 
@@ -177,7 +177,7 @@ class JobKernel(KeptRecord):
         """Remove a worker or observer; ``error`` is the answer to requests that wait for it."""
         awaited = member.role == "worker" and self.places.counts(member)
         if awaited and how is not DepartureCause.FINISHED:
-            self.story.tell(f"{member.title} has gone ({how})")
+            self.story.tell(f"{member.title} has left ({how})")
         actions = self.barriers.lose(member, error) if error is not None and awaited else []
         self.barriers.withdraw(member)
         del self.members[member.incarnation]
@@ -300,14 +300,14 @@ class JobKernel(KeptRecord):
         if self.lost_shard is not None:  # no step can be applied to the whole model any more
             raise self.lost_shard.again()
         if (self.startup.held or self.not_followed) and self._is_moot(member):
-            return []  # of a step that is gone: it asks no more as soon as it knows
+            return []  # of a lost step: the worker stops asking once it is informed
         if member.incarnation not in self.attendance.here and (kept := self.places.keep(member, message)) is not None:
             return kept
         self.steps.arrive(member, message, now)
         return []
 
     def _is_moot(self, member: MemberInfo) -> bool:
-        """Whether what a worker says of steps may be of those that are gone."""
+        """Whether a worker's message about steps may be about lost ones."""
         return False
 
     def enter(self, member: MemberInfo, message: m.Enter, now: float) -> list[Action]:
@@ -365,8 +365,8 @@ class JobKernel(KeptRecord):
         return self.startup.fail(error)
 
     def lose_server(self, server: MemberInfo, error: PSError, now: float) -> list[Action]:
-        """A server has gone with copies of shards of this job: what was not begun begins on others."""
-        self.story.tell(f"{server.title} is gone")
+        """A server with copies of shards of this job has left: what was not begun begins on others."""
+        self.story.tell(f"{server.title} has left")
         if self.startup.ready:
             return self._lose_copies(server, error, now)
         others = [other for other in self._servers if other is not server]
@@ -376,7 +376,7 @@ class JobKernel(KeptRecord):
         return self._place(others, now)
 
     def _lose_copies(self, server: MemberInfo, error: PSError, now: float) -> list[Action]:
-        """A server has gone with copies of shards of a job that is trained."""
+        """A server with copies of shards of a job in training has left."""
         return self._fall_back(self.startup.copies.of(server), error, now)
 
     def _fall_back(self, lost: list[Replica], error: PSError, now: float) -> list[Action]:

@@ -19,7 +19,7 @@ RETRY_S = 1.0
 
 
 class Order(StrEnum):
-    """What a leader was told, and has not confirmed: which backups it has, or to take over its shard."""
+    """What a leader was sent, and has not confirmed: which backups it has, or to take over its shard."""
 
     REPLICAS, PROMOTE = "replicas", "promote"
 
@@ -57,7 +57,7 @@ class Replica(KeptRecord):
 
 
 class ReplicaSet:
-    """The live copies of one job, and what their servers were told of them and have not confirmed."""
+    """The live copies of one job, and what their servers were sent about them and have not confirmed."""
 
     def __init__(self, root: bytes, new_epoch: Callable[[], int], changed: Changed = nothing) -> None:
         self.by_epoch: dict[int, Replica] = {}  # in the order of the shards at first
@@ -125,7 +125,7 @@ class ReplicaSet:
         return any(copy.server is server for copies in (self.by_epoch, self.coming) for copy in copies.values())
 
     def remove(self, copy: Replica) -> None:
-        """A copy is gone, or is not wanted any more."""
+        """A copy is lost, or no longer needed."""
         del self.by_epoch[copy.epoch]
         self._note()
 
@@ -164,8 +164,8 @@ class ReplicaSet:
     def inform(self, shard: int, now: float) -> list[Action]:
         """Tell the leader of a shard which backups it has now.
 
-        One that is yet to take over is told when it has; so is the heir of one that has given up its place, which
-        would keep it after all if it were told of other backups, and the heir would lack what it does then.
+        One that has yet to take over is informed when it has; so is the heir of one that gave up its place, which
+        would keep it after all if it learned of other backups, and the heir would lack what it does then.
         """
         leader = next((copy for copy in self if copy.shard == shard and not copy.backup), None)
         if leader is None or leader.order is Order.PROMOTE or leader.yielded:
@@ -179,7 +179,7 @@ class ReplicaSet:
         return self.told(leader)
 
     def told(self, leader: Replica) -> Action:
-        """Return what a leader was told and has not confirmed."""
+        """Return what a leader was sent and has not confirmed."""
         backups = {} if leader.order is Order.PROMOTE else {"rows": [], **self.rows_of_backups(leader)}
         return Send(leader.server.peer, Lead(leader.epoch, leader.generation, backups))
 

@@ -18,7 +18,7 @@ from zmqps.core.protocol.messages import Drain, Draining
 from zmqps.core.protocol.messages.resizing import DrainState
 from zmqps.errors import DrainError, PSError, counted, listed
 
-#: A server that may go says so within milliseconds; one that did not may not have been told.
+#: A server that may go says so within milliseconds; one that did not may not have received it.
 RETRY_S = 1.0
 #: Of what moves a text names so much.
 MOST_NAMED = 6
@@ -33,7 +33,7 @@ class _Drain:
     since: float
     nonces: set[bytes] = field(default_factory=set)  # of the operators that asked for it
     moved: int = 0  # copies of shards that it had
-    told_at: float | None = None  # when it was told last that nothing is left
+    told_at: float | None = None  # when it was last informed that nothing is left
 
 
 class Drains:
@@ -117,7 +117,7 @@ class Drains:
     # --- how it goes ---------------------------------------------------------------------------
 
     def look(self, now: float) -> list[Action]:
-        """Move what is to move, as far as can be now; called after every event while something is to."""
+        """Move what can move now; called after every event while something should move."""
         actions: list[Action] = []
         for run in self._runs.values():
             actions += run.move(now, may_cut=not self._checkpoints.is_saving(run))
@@ -156,7 +156,7 @@ class Drains:
         return actions
 
     def left(self, server: MemberInfo, now: float) -> tuple[bool, list[Action]]:
-        """A server says that it has gone as it was asked to; return whether that is so, and nothing of it is missed."""
+        """A server reports that it has left as requested; return whether that is so, and all its shards have moved."""
         drain = self.going.get(server.incarnation)
         if drain is None or any(run.is_on(server) for run in self._runs.values()):
             return False, []
@@ -190,7 +190,7 @@ class Drains:
     # --- a coordinator that was away -----------------------------------------------------------
 
     def dump(self) -> Plain:
-        """Return which servers are to go, how it has ended for others, and how many there are to be; None for none."""
+        """Return which servers should leave, the results for others, and the requested number; None for none."""
         going = [
             [who, drain.server.leaving is LeavingState.MUST_GO, drain.since, drain.moved, sorted(drain.nonces)]
             for who, drain in self.going.items()
@@ -215,7 +215,7 @@ class Drains:
         server = drain.server
         moving = [text for run in self._runs.values() for text in run.replication.handovers.texts(server)]
         starting = [run.name for run in self._runs.values() if run.is_on(server) and not run.startup.ready]
-        moving += [f"job {name!r} is to start first" for name in starting]
+        moving += [f"job {name!r} must start first" for name in starting]
         what = listed(moving, MOST_NAMED) if moving else "it has nothing any more"
         return f"{server.hello.name} is being drained: {what}"
 
@@ -224,7 +224,7 @@ class Drains:
         return f"{drain.server.hello.name} has nothing any more: {moved} moved in {now - drain.since:.1f} s"
 
     def texts(self) -> Iterator[str]:
-        """Yield which servers are to go, and how far that is."""
+        """Yield which servers should leave, and the progress."""
         return (self._text(drain) for drain in self.going.values())
 
     def status(self) -> list[dict[str, Any]]:

@@ -34,7 +34,7 @@ from zmqps.errors import (
     printable,
 )
 
-#: A server answers within milliseconds; one that did not may not have been told.
+#: A server answers within milliseconds; one that did not may not have received it.
 RETRY_S = 1.0
 #: So long a server without a shard is waited for; then one that has a shard gets another one.
 SHARE_S = 20.0
@@ -100,7 +100,7 @@ class GoingBack(KeptRecord):
 class Rewinds(KeptRecord):
     """How often shards of one job went back, and what was lost the last time: steps, or acknowledged pushes.
 
-    Steps the coordinator counts itself; of pushes each worker says how many of its own are gone.
+    Steps the coordinator counts itself; of pushes each worker says how many of its own are lost.
     """
 
     kept: ClassVar = dict.fromkeys(("times", "_last"), "fallback")
@@ -128,7 +128,7 @@ class Rewinds(KeptRecord):
         what = "1 push" if change.lost == 1 else f"{change.lost} pushes"
         where = f"shard{'s' * (len(change.shards) > 1)} {', '.join(map(str, change.shards))}"
         least = f", and what {counted(change.num_gone, 'worker')} pushed that left since" if change.num_gone else ""
-        text = f"{what} that had been acknowledged after the checkpoint are gone from {where}{least}"
+        text = f"{what} that had been acknowledged after the checkpoint are lost from {where}{least}"
         return [self._startup.story.log("warning", text)]
 
     def dump(self) -> Plain:
@@ -201,13 +201,13 @@ class Fallback(KeptRecord):
 
     @property
     def times(self) -> int:
-        """How often shards have gone back."""
+        """How often shards went back."""
         return self._rewinds.times
 
     def keep(self, path: str, read_at: str, version: int, manifest: Mapping[str, Any]) -> None:
         """There is another checkpoint of the job; ``manifest`` is what the coordinator says of it."""
         job = self._startup.job
-        if job is None or (self._whole and version > self._steps.clock):  # of steps that are gone
+        if job is None or (self._whole and version > self._steps.clock):  # of lost steps
             return
         saved = Resumption(
             path=path, read_at=read_at, job=job, version=version, data=manifest["data"], state=manifest["state"],
@@ -393,7 +393,7 @@ class Fallback(KeptRecord):
         what = f"{counted(lost, 'step')} lost" if self._whole else "its workers say what is lost"
         text = f"job {self._startup.name!r} is back at version {saved.version} of {saved.path}: {where}; {what}"
         log, answers = Log("warning", text, "restored", job=self._startup.name), list[Action]()
-        self._replication.degraded(shards, "it has gone back to a checkpoint", now)
+        self._replication.degraded(shards, "it went back to a checkpoint", now)
         # first, for what is answered now is of what members go back to
         change, told = self._replication.views.begin(
             ChangeKind.REWOUND, shards, now, restored=saved.told(), begun_at=going.begun_at, lost=lost,
@@ -407,13 +407,13 @@ class Fallback(KeptRecord):
         return [log, *told, *actions, *answers]
 
     def followed(self, change: ViewChange, now: float) -> list[Action]:
-        """A member has gone back, or has left: say what was lost, if it was the last one."""
+        """A member went back, or has left: report what was lost, if it was the last one."""
         if change.awaited:
             return []
         return self._rewinds.close(change, now)
 
     def makes_moot(self, member: MemberInfo) -> bool:
-        """Whether what a worker says of steps may be of those that are gone."""
+        """Whether a worker's message about steps may be about lost ones."""
         return self._whole and (self.active or self._replication.views.awaits(ChangeKind.REWOUND, member))
 
     def again(self, member: MemberInfo) -> list[Action]:

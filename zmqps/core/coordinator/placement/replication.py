@@ -17,7 +17,7 @@ from zmqps.core.protocol.events import Action
 from zmqps.core.protocol.messages import ChangeKind, Leading
 from zmqps.errors import PSError, counted
 
-#: A backup that is built, and takes long to fill, is asked whether it is whole every so many times.
+#: A backup that is built, and takes long to fill, is asked whether it is whole at every n-th check.
 FILLING_RETRIES = 10
 
 
@@ -44,7 +44,7 @@ class Replication:
     # --- losses --------------------------------------------------------------------------------
 
     def lose(self, server: MemberInfo, error: PSError, now: float) -> tuple[list[Action], list[Replica]]:
-        """A server has gone: its backups take over; return the copies that were the last ones of their shards, too."""
+        """A server has left: its backups take over; return the copies that were the last ones of their shards, too."""
         copies, actions, lost = self._startup.copies, self.recuts.lose(server, now), list[Replica]()
         gone = copies.of(server)
         for copy in gone:
@@ -65,7 +65,7 @@ class Replication:
         return actions, lost
 
     def _promote(self, old: Replica, now: float) -> list[Action] | None:
-        """Let a backup take over from a leader that is gone, or from one that was about to; None: there is none.
+        """Let a backup take over from a lost leader, or from one that was about to lead; None: there is none.
 
         The others stay as they are until it has: each has all that was acknowledged, and could come in its place.
         """
@@ -127,7 +127,7 @@ class Replication:
         return [*actions, *copies.inform(copy.shard, now)], False
 
     def leads(self, copy: Replica, message: Leading, now: float) -> list[Action] | None:
-        """A copy leads its shard: members are to go there, and its own backups to follow it.
+        """A copy leads its shard: members should use it, and its own backups follow it.
 
         None where they do so already: it has new backups, or has said this before.
         """
@@ -162,14 +162,14 @@ class Replication:
         return actions
 
     def degraded(self, shards: Iterable[int], why: str, now: float) -> None:
-        """These shards have a leader alone, and get backups again, on servers with shards of their own, too."""
+        """These shards have a leader alone, and get backups again, also on servers that have shards."""
         for shard in shards:
             self.shortages.note(shard, why, now, anywhere=True)
 
     # --- backups -------------------------------------------------------------------------------
 
     def fill(self, servers: Iterable[MemberInfo], now: float) -> list[Action]:
-        """Give shards that lack backups new ones, on servers that have no shard of their own."""
+        """Give shards that lack backups new ones, on servers that lead no shard."""
         if not self.shortages or not self._startup.ready:
             return []
         copies, actions = self._startup.copies, list[Action]()

@@ -64,7 +64,7 @@ class Resumption:
             )
 
     def source(self) -> dict[str, Any]:
-        """Return what servers are told (`Assign.restore`)."""
+        """Return what servers are sent (`Assign.restore`)."""
         path, names = self.read_at or self.path, dict(self.names)
         return {"path": path, "version": self.version, "optimizer": self.optimizer, "names": names}
 
@@ -85,7 +85,7 @@ class Resumption:
         )  # fmt: skip
 
     def told(self) -> dict[str, Any]:
-        """Return what members are told (`Job.restored`)."""
+        """Return what members are sent (`Job.restored`)."""
         return {"path": self.path, "version": self.version, "state": dict(self.state)}
 
 

@@ -1,6 +1,6 @@
-"""How many servers jobs lie on, changed while they are trained: shards are cut into pieces, these move, and are joined.
+"""How many servers jobs use, changed during training: shards are cut into pieces, which move and are joined.
 
-What is to be done next follows from where a job lies now, so whatever happens meanwhile is no special case: as long as
+The next action follows from where a job is now, so whatever happens meanwhile is no special case: as long as
 a piece belongs to several of the shards that are to be, all are cut; as long as the servers of such a shard lack some
 of its pieces, they get copies of them, which follow their leaders as backups do; then each server puts together what
 it has. So nothing that was acknowledged is on fewer servers than before at any time.
@@ -30,7 +30,7 @@ from zmqps.errors import PSError, ScaleError, counted, listed
 
 #: So often it is looked whether what a job waits for, before it is cut, is over.
 LOOK_S = 0.1
-#: Jobs lie on no more servers.
+#: Jobs use no more servers.
 MAX_SERVERS = 4096
 #: Of what moves a text names so much.
 MOST_NAMED = 6
@@ -48,7 +48,7 @@ class Plan:
 
 
 def plan(run: JobRun, servers: Sequence[MemberInfo], replicas: int) -> Plan:
-    """Return what is to be done next for a job to lie on these servers, a shard each."""
+    """Return the next action that brings a job onto these servers, a shard each."""
     copies, now = run.startup.copies, run.startup.placement
     assert now is not None
     wanted = Placement.balance(now.keyspace, len(servers), now.slice_nbytes)
@@ -105,10 +105,10 @@ def _homes(
 
 @dataclass(slots=True, kw_only=True)
 class Scaling:
-    """What was asked for, until jobs lie so."""
+    """The request, until all jobs follow it."""
 
     servers: int
-    shrinks: bool  # these are fewer than jobs have lain on
+    shrinks: bool  # these are fewer than jobs have used
     most_before: int  # how many a new job was placed on at most
     since: float
     nonces: set[bytes] = field(default_factory=set)  # of the operators that asked for it
@@ -117,7 +117,7 @@ class Scaling:
 
 
 class Scales:
-    """Lets all jobs lie on another number of servers."""
+    """Spreads all jobs over another number of servers."""
 
     def __init__(
         self,
@@ -151,7 +151,7 @@ class Scales:
     # --- requests ------------------------------------------------------------------------------
 
     def ask(self, message: Scale, now: float) -> tuple[Draining, list[Action]]:
-        """Let jobs use so many servers, or report how far that is.
+        """Spread jobs over that many servers, or report the progress.
 
         Raises `ScaleError`: it cannot be, and nothing has changed; or it could not be done.
         """
@@ -178,7 +178,7 @@ class Scales:
         if not 1 <= servers <= MAX_SERVERS:
             raise self._error(servers, "that is no number of servers", f"ask for 1 to {MAX_SERVERS:,}")
         if servers <= self._replicas:
-            why = f"each shard is to have {counted(self._replicas, 'backup')}, on other servers"
+            why = f"each shard needs {counted(self._replicas, 'backup')} on other servers"
             raise self._error(servers, why, f"ask for {self._replicas + 1} at least")
         for run in self._runs.values():
             job = run.startup.job
@@ -196,11 +196,11 @@ class Scales:
         self._drains.note_fleet()
         for run in self._runs.values():
             run.replication.recuts.longest_s = 0.0
-        return [*actions, Log("info", f"jobs are to lie on {shown}, of {staying} that are there")]
+        return [*actions, Log("info", f"spreading jobs over {shown}, of {staying} that are here")]
 
     @property
     def _used(self) -> int:
-        """How many servers jobs lie on."""
+        """How many servers jobs use."""
         return sum(any(run.is_on(server) for run in self._runs.values()) for server in self._fleet)
 
     def _too_few(self, servers: int) -> ScaleError:
@@ -215,7 +215,7 @@ class Scales:
 
     @property
     def _order(self) -> list[MemberInfo]:
-        """The servers that stay, those that jobs are to lie on first."""
+        """The servers that stay, first those that jobs will use."""
         return sorted(self._fleet.staying, key=lambda server: (server.is_spare, server.rank))
 
     def look(self, now: float) -> list[Action]:
@@ -242,7 +242,7 @@ class Scales:
     def _move(
         self, scaling: Scaling, run: JobRun, servers: Sequence[MemberInfo], now: float
     ) -> tuple[list[Action], bool]:
-        """Go on with one job; return whether it lies as it is to."""
+        """Continue with one job; return whether it is placed as requested."""
         replication, recuts = run.replication, run.replication.recuts
         if run.startup.placement is None:
             return [], True
@@ -266,11 +266,11 @@ class Scales:
         return actions, to_do.cut is None and replication.is_quiet
 
     def _finish(self, scaling: Scaling, now: float) -> list[Action]:
-        """All jobs lie as they are to: let those go that are too many."""
+        """All jobs are placed as requested: release surplus servers."""
         too_many = self._order[scaling.servers :] if scaling.shrinks else []
         longest = max((run.replication.recuts.longest_s for run in self._runs.values()), default=0.0)
         goes = f"; {listed([s.hello.name for s in too_many], MOST_NAMED)} may go" if too_many else ""
-        text = f"jobs lie on {counted(scaling.servers, 'server')}, after {now - scaling.since:.1f} s{goes}"
+        text = f"jobs are on {counted(scaling.servers, 'server')}, after {now - scaling.since:.1f} s{goes}"
         text += f" (the longest pause of pushes {longest:.3f} s)" if longest else ""
         for run in self._runs.values():
             if run.startup.cut and run.fallback.is_outdated:
@@ -315,7 +315,7 @@ class Scales:
         """The cluster ends: nothing is cut any more."""
         if self.scaling is None:
             return []
-        return self._end(self._error(self.wanted, "the cluster ends", "start another one with so many"), now)
+        return self._end(self._error(self.wanted, "the cluster ends", "start another cluster with that many"), now)
 
     def next_deadline(self) -> float | None:
         """Return when `look` is to be called at the latest."""
@@ -345,16 +345,16 @@ class Scales:
 
     def _text(self) -> str:
         what = [f"job {run.name!r}: {text}" for run in self._runs.values() for text in self._texts_of(run)]
-        return f"jobs are to lie on {counted(self.wanted or 0, 'server')}: {listed(what, MOST_NAMED) or 'about to be'}"
+        return f"spreading jobs over {counted(self.wanted or 0, 'server')}: {listed(what, MOST_NAMED) or 'about to be'}"
 
     def _texts_of(self, run: JobRun) -> list[str]:
         replication = run.replication
         if replication.recuts.active:
             return [replication.recuts.text()]
         if run.startup.placement is not None and not run.is_whole:
-            return ["it is to start, or to be whole again, first"]
+            return ["it must start, or be complete again, first"]
         if not replication.views.all_followed:
-            return ["its members are to learn where it lies first"]
+            return ["its members must learn its placement first"]
         return list(run.startup.copies.filling())
 
     def texts(self) -> list[str]:

@@ -16,7 +16,7 @@ class Shortage:
 
     since: float
     why: str
-    anywhere: bool = False  # it may get them on servers that have shards of their own
+    anywhere: bool = False  # it may get them on servers that lead shards
 
 
 class Shortages:
@@ -47,7 +47,7 @@ class Shortages:
         self._noted.pop(shard, None)
 
     def begin(self, now: float) -> None:
-        """The job can be trained, or lies in other shards: note where backups are missing from the first."""
+        """The job can be trained, or has other shards: note where backups are missing from the start."""
         self._noted.clear()
         for shard, _, _ in self._startup.copies.leaders():
             self.note(shard, "there are too few servers", now)
@@ -68,7 +68,7 @@ class Shortages:
             filling = [copy.server.title for copy in self._startup.copies.backups(shard) if not copy.whole]
             soon = f"; {', '.join(filling)} is being filled" if filling else ""
             if len(whole) == 1:
-                cost = f"if {whole[0].server.title} were lost, its values would be gone"
+                cost = f"if {whole[0].server.title} were lost, its values would be lost, too"
             else:
                 cost = f"{counted(max(0, len(whole) - 1), 'more loss')} would cost nothing"
             has = counted(sum(copy.backup for copy in whole), "backup")

@@ -24,7 +24,7 @@ from zmqps.errors import LimitError, PSError, counted, listed
 
 
 class Beginning(NamedTuple):
-    """What a member is told when its init is answered."""
+    """The answer to a member's init."""
 
     step: int  # the clock it begins with
     num_workers: int
@@ -66,7 +66,7 @@ class Startup(KeptRecord):
         story: Story,
         options: CoordinatorOptions,
         new_copies: Callable[[], ReplicaSet],
-        begin: Callable[[MemberInfo], Beginning],  # a member is told the job
+        begin: Callable[[MemberInfo], Beginning],  # a member is sent the job
         # a member takes part: whether it has named the job or takes it as it is, and whether it is the first to name it
         count: Callable[[MemberInfo, bool, bool], list[Action]],
         num_workers: Callable[[], int],
@@ -180,7 +180,7 @@ class Startup(KeptRecord):
         return [Log("info", text, "began", job=self.name), *self.assign(self.copies)]
 
     def begin_again(self) -> bool:
-        """Forget where the job was to lie, as a server is lost; False if values are there that are only on servers."""
+        """Forget the planned placement, as a server is lost; False if some values are only on servers."""
         if self.ready or self.placement is None or self.loader is not None:
             return False
         self.given_up += self.copies
@@ -196,11 +196,11 @@ class Startup(KeptRecord):
 
     @property
     def num_shards(self) -> int:
-        """How many shards the job lies in; none, as long as it was not placed."""
+        """How many shards the job has; 0 until it is placed."""
         return 0 if self.placement is None else self.placement.num_shards
 
     def recut(self, placement: Placement, number: int) -> None:
-        """The job lies in other shards: the copies that were to be them are, and no others."""
+        """The job has other shards: exactly the copies that were prepared for them."""
         self.cut = number
         for copy in list(self.copies):
             self.drop(copy, moved=True)
@@ -217,7 +217,7 @@ class Startup(KeptRecord):
         self.copies.coming = {}
 
     def where(self, member: MemberInfo, *, load: bool = False) -> dict[str, Any]:
-        """Return where the job lies, as a member is told it."""
+        """Return the job's placement, as sent to members."""
         falls_back, servers = int(self.options.fallback_timeout > 0), self.copies.rows(member, load=load)
         more = {"replicas": self.options.replicas, "falls_back": falls_back, "cut": self.cut, "servers": servers}
         return {**self._cuts, **more}
@@ -225,7 +225,7 @@ class Startup(KeptRecord):
     def assign(
         self, copies: Iterable[Replica], source: Mapping[str, Any] | None = None, placement: Placement | None = None
     ) -> list[Action]:
-        """Tell servers the copies that they are to keep.
+        """Tell servers which copies to hold.
 
         ``source``: from where, if not what the job began from; ``placement``: of which shards, if of others.
         """
@@ -281,7 +281,7 @@ class Startup(KeptRecord):
         return all(copy.built for copy in self.copies)
 
     def withdraw(self, incarnation: bytes, request: int | None = None) -> list[Action]:
-        """A worker no longer waits for its init, or has gone."""
+        """A worker no longer waits for its init, or has left."""
         for number in [n for n in self._requests.get(incarnation, ()) if request in (None, n)]:
             del self.parked[incarnation, number]
             self._requests[incarnation].remove(number)
@@ -400,11 +400,11 @@ class Startup(KeptRecord):
         return Send(member.peer, job) if load else member.answer(request, job)
 
     def moved(self) -> None:
-        """A shard has another server: what members were told before is not told again."""
+        """A shard has another server: what members were sent before is not repeated."""
         self._wire = self._wire.again() if isinstance(self._wire, Described) else dict(self._wire)
 
     def described(self) -> dict[str, Any]:
-        """Return the job, and where it lies, as they travel."""
+        """Return the job and its placement, as they travel."""
         return {"job": dict(self._wire), "placement": dict(self._cuts)}
 
     def waiters(self, servers: Sequence[MemberInfo]) -> Iterator[Told]:

@@ -50,7 +50,7 @@ class Phase(IntEnum):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Transition(KeptRecord):
-    """A change of where shards lie that is under way."""
+    """A change of the placement in progress."""
 
     kept: ClassVar = {"phase": "phase"}
 
@@ -123,7 +123,7 @@ class Transitions:
         return self._steps.is_held if transition.late else self._steps.is_between
 
     def _freeze(self, transition: Transition, leaders: Iterable[Replica], now: float) -> None:
-        """Leaders are to give up their places: nothing is committed there."""
+        """Leaders should give up their places: nothing is committed there."""
         transition.phase, transition.frozen_at, transition.again_at = Phase.FREEZE, now, now + RETRY_S
         for leader in leaders:
             leader.generation += 1
@@ -131,7 +131,7 @@ class Transitions:
 
 
 class Handovers(Transitions):
-    """The copies of one job that move, as their servers are to go.
+    """The copies of one job that move because their servers leave.
 
     A copy is filled on another server as any backup is. Once it is whole, a backup simply takes the place of the one
     that was there; a leader gives up its place when its backups have all that it has done, and the new copy takes over.
@@ -145,7 +145,7 @@ class Handovers(Transitions):
 
     @property
     def holds(self) -> bool:
-        """Whether steps are held because a shard is to move."""
+        """Whether steps are held because a shard will move."""
         return any(handover.held_at is not None for handover in self.under_way.values())
 
     @property
@@ -153,7 +153,7 @@ class Handovers(Transitions):
         """The shards whose leaders were asked to give up their places."""
         return {handover.old.shard for handover in self.under_way.values() if handover.is_frozen}
 
-    # --- what is to move -----------------------------------------------------------------------
+    # --- what should move -----------------------------------------------------------------------
 
     def plan(self, servers: Sequence[MemberInfo], now: float) -> list[Action]:
         """Begin to copy what draining servers have; cancel handovers that are no longer needed."""
@@ -240,7 +240,7 @@ class Handovers(Transitions):
         return self.taken(handover.old.shard)
 
     def lose(self, copy: Replica) -> list[Action]:
-        """A copy is gone, of those that move perhaps; its server, or the leader, is told the backups after this."""
+        """A copy, perhaps a moving one, is lost; its server or the leader then gets the list of backups."""
         found = [handover for handover in self.under_way.values() if copy in (handover.old, handover.new)]
         return [action for handover in found for action in self._forget(handover)]
 
@@ -259,7 +259,7 @@ class Handovers(Transitions):
         return [action for handover in list(self.under_way.values()) for action in self._cancel(handover, now)]
 
     def stop(self) -> None:
-        """The job has lost a shard: nothing moves any more, and no step is to go on."""
+        """The job has lost a shard: nothing moves any more, and no step continues."""
         for handover in self.under_way.values():
             handover.old.yielded = False
         self.under_way.clear()
@@ -268,7 +268,7 @@ class Handovers(Transitions):
     # --- how it moves --------------------------------------------------------------------------
 
     def look(self, now: float, *, may_cut: bool) -> list[Action]:
-        """Go on with what can be gone on with; called after every event while something moves.
+        """Take each possible next step; called after every event while something moves.
 
         ``may_cut``: whether shards may have other leaders now.
         """
@@ -417,7 +417,7 @@ class Recuts(Transitions):
 
     Once no push is under way, leaders answer nothing any more, and their backups have all that they have; so each
     server fills the new copies, leaders and backups alike, from its own. Once all are filled, they replace the old
-    copies, which are freed, and members are told.
+    copies, which are freed, and members are informed.
     """
 
     def __init__(
@@ -489,7 +489,7 @@ class Recuts(Transitions):
         return self._startup.assign(waiting, {"cut": True}, recut.placement)
 
     def look(self, now: float, *, may_cut: bool, number: Callable[[], int], hold_s: float) -> list[Action]:
-        """Go on with what can be gone on with; called after every event while shards are to be cut."""
+        """Take each possible next step; called after every event while shards are being divided."""
         if (recut := self._recut) is None:
             return []
         if not all(copy.built for copy in self._coming):
@@ -583,7 +583,7 @@ class Recuts(Transitions):
         self._steps.go_back(startup.copies, None)
         _, told = self._views.begin(ChangeKind.CUT, (), now, revision)
         self.longest_s = max(self.longest_s, pause_s)
-        text = f"job {startup.name!r} lies in {startup.num_shards} shards now, instead of {num_before}"
+        text = f"job {startup.name!r} has {startup.num_shards} shards now, instead of {num_before}"
         text += f" (after a pause of {pause_s:.3f} s, of which it took {now - recut.frozen_at:.3f} s)"
         return [Log("info", text, job=startup.name), *told, *self._let_go()]
 
@@ -614,7 +614,7 @@ class Recuts(Transitions):
         copy.built, copy.whole = True, copy.whole or loaded
 
     def failed(self, error: PSError, now: float) -> list[Action]:
-        """A server could not do what it was told with a copy."""
+        """A server could not carry out an order about a copy."""
         self.error = error
         return self._put_off(str(error), now)
 
@@ -647,7 +647,7 @@ class Recuts(Transitions):
         return []
 
     def leave(self, member: MemberInfo) -> None:
-        """A member has gone."""
+        """A member has left."""
         if self._recut is not None:
             self._recut.holding.pop(member.incarnation, None)
             self._recut.awaited.pop(member.incarnation, None)
@@ -662,7 +662,7 @@ class Recuts(Transitions):
         return [coming, self.has_asked, self._startup.cut]
 
     def restore(self, kept: Plain, members: Mapping[bytes, MemberInfo]) -> list[int]:
-        """Take back what was begun; return the shards whose leaders are to keep their places."""
+        """Take back what was begun; return the shards whose leaders stay."""
         coming, has_asked, self._startup.cut = kept
         for shard, epoch, who in coming:
             self._startup.given_up.append(Replica(shard=shard, epoch=epoch, server=members[who], moved=True))

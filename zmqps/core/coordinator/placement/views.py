@@ -18,7 +18,7 @@ from zmqps.core.coordinator.placement.startup import Startup
 from zmqps.core.protocol.events import Action, Send
 from zmqps.core.protocol.messages import ChangeKind, Followed, View
 
-#: A member answers within milliseconds; one that did not may not have been told.
+#: A member answers within milliseconds; one that did not may not have received it.
 RETRY_S = 1.0
 
 
@@ -34,11 +34,11 @@ class ViewChange(KeptRecord):
     shards: tuple[int, ...]  # that have changed; none: all of them, which are others now
     awaited: set[bytes]
     due: float
-    restored: Mapping[str, Any] = field(default_factory=dict)  # the checkpoint that shards have gone back to
-    lost: int = 0  # the steps that are gone by that; or what members have said of their pushes
+    restored: Mapping[str, Any] = field(default_factory=dict)  # the checkpoint that shards went back to
+    lost: int = 0  # the steps lost by that; or what members have said of their pushes
     whole: bool = False  # ``lost`` counts steps, which are one for all
     begun_at: float = 0.0
-    num_gone: int = 0  # workers that have gone before they said what they had lost
+    num_gone: int = 0  # workers that left before they reported their losses
 
     def dump(self) -> Plain:
         """Return what is kept of it."""
@@ -61,7 +61,7 @@ class MemberViews(KeptRecord):
 
     @property
     def told(self) -> list[bytes]:
-        """The members that were told the job, by incarnation."""
+        """The members that were sent the job, by incarnation."""
         return sorted(who for who in self._startup.told if who in self._members)
 
     @property
@@ -78,10 +78,10 @@ class MemberViews(KeptRecord):
         self._revision += 1
         return self._revision
 
-    # --- what is told --------------------------------------------------------------------------
+    # --- what is sent --------------------------------------------------------------------------
 
     def announce(self, kind: ChangeKind, shards: Iterable[int], path: str = "") -> list[Action]:
-        """Servers are lost, and others are to come in their place: members are to wait. Said once.
+        """Servers are lost, and others will replace them: members should wait. Sent once.
 
         ``path``: of the checkpoint that the shards go back to.
         """
@@ -92,7 +92,7 @@ class MemberViews(KeptRecord):
     def begin(
         self, kind: ChangeKind, shards: Collection[int], now: float, revision: int | None = None, **more: Any
     ) -> tuple[ViewChange, list[Action]]:
-        """Something has changed: tell the members that were told the job. ``more``: other fields of the change."""
+        """Something has changed: inform the members that were sent the job. ``more``: other fields of the change."""
         revision = self.new_revision() if revision is None else revision
         for shard in shards:
             self.forget(kind, shard)
@@ -108,7 +108,7 @@ class MemberViews(KeptRecord):
         return KeptSet(partial(self.changed, "views"), members)
 
     def forget(self, kind: ChangeKind, shard: int) -> int:
-        """What was told last of a shard holds no more; return how many pushes are known to be lost by it.
+        """The last message about a shard is invalid; return how many pushes are known to be lost by it.
 
         A member that does not follow it yet does so with what comes next, and counts all then.
         """
@@ -143,7 +143,7 @@ class MemberViews(KeptRecord):
     # --- acknowledgements ----------------------------------------------------------------------
 
     def followed(self, member: MemberInfo, message: Followed) -> ViewChange | None:
-        """A member follows a change; return that, None if it is none any more or the member has said so before."""
+        """A member follows a change; return it, None if the change is over or the member has confirmed it before."""
         change = self.open.get(message.revision)
         if message.epoch != self._startup.epoch or change is None or member.incarnation not in change.awaited:
             return None
@@ -152,7 +152,7 @@ class MemberViews(KeptRecord):
         return change
 
     def leave(self, member: MemberInfo) -> list[ViewChange]:
-        """A member has gone; return what it did not follow yet."""
+        """A member has left; return what it did not follow yet."""
         left = [change for change in self.open.values() if member.incarnation in change.awaited]
         for change in left:
             change.num_gone += member.role == "worker"
@@ -191,7 +191,7 @@ class MemberViews(KeptRecord):
         return [self._revision, [change.dump() for change in self.open.values()]] if self._revision else None
 
     def restore(self, kept: Plain, now: float) -> None:
-        """Go on with what was kept: members that do not follow are told again."""
+        """Continue after a restart: members that do not follow are informed again."""
         self._revision, changes = kept
         for revision, kind, shards, awaited, restored, lost, whole, num_gone in changes:
             self.open[revision] = ViewChange(

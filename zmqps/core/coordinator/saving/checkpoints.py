@@ -365,7 +365,7 @@ class Checkpoints(Saver):
         return unsaved(job, why)
 
     def _drop(self, making: Making) -> list[Action]:
-        """Abandon a checkpoint on every node, and leave nothing of it."""
+        """Abandon a checkpoint on every node, and remove all of it."""
         self._making = None
         self._touch(making.run.name)
         actions = self._let_go(making)
@@ -390,7 +390,7 @@ class Checkpoints(Saver):
             return []
         begins = making.stage in (MakingStage.OPENED, MakingStage.HELD) and making.run.is_on(member)
         if begins or any(server.incarnation == member.incarnation for _, server in making.unwritten):
-            return self._fail(f"{member.title} has gone before it had written its part", now)
+            return self._fail(f"{member.title} left before it had written its part", now)
         for part in making.parts.values():
             if part.server is not None and part.server.incarnation == member.incarnation:
                 part.server = None  # what it has written stays

@@ -54,7 +54,7 @@ class FileService:
     def ask(self, server: MemberInfo, message: FileAsk, now: float) -> list[Action]:
         """A server asks for something.
 
-        Raises `ConfigurationError`: servers are to have the directory themselves; `LimitError`: it asks for too much at
+        Raises `ConfigurationError`: servers must have the directory themselves; `LimitError`: it asks for too much at
         a time.
         """
         if self._serve is None:
@@ -94,7 +94,7 @@ class Store(Protocol):
         """Return where servers read a checkpoint."""
 
     def begin(self, job: str, version: int) -> str:
-        """Make room for a checkpoint and return where servers are to write their parts."""
+        """Make room for a checkpoint and return where servers write their parts."""
 
     def publish(self, path: str, manifest: Mapping[str, Any]) -> tuple[str, int, int]:
         """Let what was written be the newest checkpoint of its job; return where it is, its bytes, and its version."""

@@ -29,7 +29,7 @@ class Chains:
     """The latest checkpoint of each job with tables, with all that it builds upon."""
 
     def __init__(self, full_every: int = 1) -> None:
-        self._full_every = full_every  # every so many-th checkpoint of a job is whole
+        self._full_every = full_every  # every n-th checkpoint of a job is whole
         self._links: dict[str, ChainLink] = {}  # by job
 
     def base(self, job: str, shards: Mapping[int, int]) -> ChainLink | None:
@@ -68,7 +68,7 @@ class Chains:
 
 @dataclass(frozen=True, slots=True)
 class Cadence:
-    """When jobs are saved without being asked: every so many seconds, or steps; None: never.
+    """When jobs are saved without being asked: every that many seconds, or steps; None: never.
 
     Every ``full_every``-th checkpoint of a job with tables is whole; those between hold only the rows that have changed
     since the one before.
@@ -140,7 +140,7 @@ class SavePart:
     """What one copy of a shard writes."""
 
     shard: int
-    server: MemberInfo | None  # None: it has gone after it had written
+    server: MemberInfo | None  # None: it left after it had written
     heard_at: float
     moved_at: float  # when it had got on
     kept: bool = False  # it keeps the version that is saved

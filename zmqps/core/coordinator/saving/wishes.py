@@ -15,10 +15,10 @@ from zmqps.errors import CheckpointTooSoonError, JobError, LimitError, PSError
 
 #: Checkpoints that operators have asked for and that wait; as many wait that workers have asked for.
 MAX_WAITING = 64
-#: In the long run workers of a job get a checkpoint every so many seconds: more often than that a script does nothing
+#: In the long run workers of a job get one checkpoint in this many seconds: more often than that a script does nothing
 #: but save,
 EVERY_S = 2.0
-#: … and so many at once, as a script has that saves before and after an evaluation. Of a job no more wait.
+#: … and this many at once, for a script that saves before and after an evaluation. No more wait for one job.
 BURST = 8
 #: Why nothing is begun any more.
 LAST = "the job is ending, and its last one has begun"

@@ -35,7 +35,7 @@ MOST_SHOWN = 64
 
 
 class DataSet:
-    """Which ranges of one data set are to do, taken by which worker, and done.
+    """Which ranges of one data set are open, which worker has which, and which are done.
 
     The remaining ones are a counter and the few ranges that came back, so its memory is bounded by the number of
     workers, however many ranges there are.
@@ -125,7 +125,7 @@ class DataSet:
         return data
 
     def saved(self) -> list[Any]:
-        """Return its position as plain data; ranges taken and not used are to do again."""
+        """Return its position as plain data; ranges taken and not used are open again."""
         spec, out = self.spec, sorted([*self.taken.values(), *self._returned])
         described = [spec.name, spec.num_examples, spec.range_size, spec.passes, spec.shuffle_seed]
         return [described, self.data_pass, self._next, out]
@@ -137,7 +137,7 @@ class DataSet:
         self.num_done = self._next - len(out)
 
     def go_back(self, saved: list[Any] | None) -> None:
-        """Restore a position of `saved`, or the beginning; taken ranges are to do again."""
+        """Restore a position of `saved`, or the beginning; taken ranges are open again."""
         self.taken.clear()
         self.resume(saved if saved is not None else [[], 0, 0, []])
 

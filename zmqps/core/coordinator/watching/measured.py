@@ -1,4 +1,4 @@
-"""The coordinator's figures: its own, those of members from their heartbeats, and those of jobs."""
+"""The coordinator's figures: its own, of members from their heartbeats, and of jobs."""
 
 from __future__ import annotations
 

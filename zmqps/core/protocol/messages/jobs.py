@@ -107,7 +107,7 @@ class Discarded(Message):
 
 @immutable
 class EndJob(Message):
-    """End a job, or the cluster if ``job`` is empty; members are told. Any peer may ask, without joining.
+    """End a job, or the cluster if ``job`` is empty; members are informed. Any peer may ask, without joining.
 
     If the cluster has a job secret, ``guard`` proves for this ``nonce`` that the sender knows it.
     """

@@ -199,7 +199,7 @@ class Shutdown(Message):
 
 @immutable
 class Departed(Message):
-    """A worker or observer has gone for good; ``evicted`` is 1 if it was lost, 2 if its key was revoked."""
+    """A worker or observer has left for good; ``evicted`` is 1 if it was lost, 2 if its key was revoked."""
 
     kind: ClassVar[int] = 30
     incarnation: Incarnation
@@ -208,7 +208,7 @@ class Departed(Message):
 
 @immutable
 class Forgotten(Message):
-    """A server keeps nothing of one that has gone, and takes nothing of it."""
+    """A server has forgotten a departed member, and ignores its messages."""
 
     kind: ClassVar[int] = 31
     incarnation: Incarnation

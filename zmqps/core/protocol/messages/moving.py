@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class ChangeKind(IntEnum):
-    """What has changed: a shard has another server; shards go back to a checkpoint; the job lies in other shards."""
+    """What has changed: a shard has another server; shards go back to a checkpoint; the job has other shards."""
 
     MOVED, REWOUND, CUT = range(3)
 
@@ -27,7 +27,7 @@ class View(Message):
     lost, and others take over; members that need them wait. Of a cut it is all of `Job`'s placement, without
     ``shards``, and ends the pause that `Hold` has begun.
 
-    ``restored``, as in `Job`, is the checkpoint that shards have gone back to; ``lost`` counts the steps that are gone,
+    ``restored``, as in `Job`, is the checkpoint that shards went back to; ``lost`` counts the lost steps,
     where steps are one for all. What comes under a lower ``revision``, of the same change of a shard or of shards
     before a cut, is out of date.
     """
@@ -46,8 +46,8 @@ class View(Message):
 class Followed(Message):
     """A member goes by the `View` of this ``revision``.
 
-    It talks to a shard's new server, and has brought again what it alone has of the open step; or it has gone back, and
-    ``lost`` of the pushes that it was told were applied are not in the checkpoint; or it goes by the new shards.
+    It uses a shard's new server, and has resent what only it has of the open step; or it went back, and
+    ``lost`` of its acknowledged pushes are not in the checkpoint; or it uses the new shards.
     """
 
     kind: ClassVar[int] = 85

@@ -66,7 +66,7 @@ class Replicated(Message):
 
 @immutable
 class Lead(Message):
-    """The coordinator lets a copy lead its shard: a backup takes over, and takes nothing of the old leader any more.
+    """The coordinator lets a copy lead its shard: a backup takes over, and ignores the old leader from then on.
 
     ``backups`` holds ``rows``: for each ``name``, ``rank`` and ``endpoint`` of its server, the copy's ``epoch``, the
     ``ticket`` to show there and the ``proof`` to expect, in hex. These, and no others, confirm from now on what the

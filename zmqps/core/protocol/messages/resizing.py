@@ -50,7 +50,7 @@ class Draining(Message):
 
 @immutable
 class Yield(Message):
-    """A leader is to give up its place to a copy that has all: it answers for the shard no more.
+    """A leader gives up its place to a complete copy, and no longer answers for the shard.
 
     It waits until its backups have confirmed all it has done. In the synchronous mode it goes on as before where it has
     gradients of a step that is not committed. `Lead` of a newer generation gives it its place back.
@@ -77,7 +77,7 @@ class Yielded(Message):
 
 @immutable
 class Scale(Message):
-    """The cluster is to have so many servers that jobs are cut for; asked again, nothing more is done.
+    """The cluster should have that many servers for its jobs; a repeated request changes nothing.
 
     ``nonce`` and ``guard`` are as in `EndJob`.
     """

@@ -20,7 +20,7 @@ class PushRows(Gradients):
 
     ``index`` numbers the shard's part of the table after its slices, ``version`` is the one last read of it. The
     payload has ``count`` ids, which are different, then ``wanted`` ids, both as little-endian 64-bit integers, then the
-    gradients of the former in ``codec``. ``begins`` is 1 in one message of each push to a shard: so many pushes the
+    gradients of the former in ``codec``. ``begins`` is 1 in one message of each push to a shard: that many pushes the
     table has had there. With ``reply`` 1 the answer is `Values` of the ids wanted.
     """
 
@@ -64,7 +64,7 @@ class PullRows(Message):
 
 @immutable
 class ScanRows(Message):
-    """Ask for rows of a table as they lie: up to ``most`` of those from place ``start`` on.
+    """Ask for rows of a table in their order on the server: up to ``most`` of those from place ``start`` on.
 
     The answer is `Values`. Its payload has little-endian 64-bit integers (`SCANNED`), then the ids of some rows, then
     their values as 32-bit floats. Rows that come or go meanwhile may be missed.

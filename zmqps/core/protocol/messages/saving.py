@@ -92,7 +92,7 @@ class Checkpointed(Message):
 
 @immutable
 class Hold(Message):
-    """A worker is to begin no push, and to say so once all that it had begun are acknowledged.
+    """A worker should begin no push, and report once all that it had begun are acknowledged.
 
     ``ends`` 1: it may push again, whether or not what the pause was for is done. Of another pause this says nothing.
     """

@@ -82,7 +82,7 @@ class Proceed(Message):
 class Commit(Message):
     """The coordinator closes a step: apply the mean of these contributors' gradients, in this order.
 
-    With ``measure`` 1 nothing is applied yet: the server is to say how large the mean is (`Measured`), and is told
+    With ``measure`` 1 nothing is applied yet: the server reports how large the mean is (`Measured`), and is informed
     again, then with the ``terms`` that follow from the norm of all shards' together. ``examples`` is the weight of all
     contributors together, where a mean is over all of them; 0: it is over those that pushed. With ``left_out`` 1 no
     gradient is applied; what was set in the step is set.

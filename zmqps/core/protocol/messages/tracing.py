@@ -59,7 +59,7 @@ class Tracing(Message):
 
 @immutable
 class RecordSpans(Message):
-    """A node is to record for ``seconds``, into ``nbytes`` of memory; 0: no more. It ends by itself, too."""
+    """Let a node record for ``seconds``, into ``nbytes`` of memory; 0: stop. It also ends by itself."""
 
     kind: ClassVar[int] = 102
     number: U64
@@ -69,7 +69,7 @@ class RecordSpans(Message):
 
 @immutable
 class SpansRecorded(Message):
-    """A node records, or has: so many bytes, ``lost`` of them overwritten, and ``steps`` since it was told.
+    """A node records, or has: that many bytes, ``lost`` of them overwritten, and ``steps`` since it was asked.
 
     Said now and then, each time at ``sent`` by its own clock. ``facts`` has what it knows of the coordinator's:
     ``offset_s`` and ``error_s``.

@@ -94,7 +94,7 @@ class Probe(Message):
 class Probed(Message):
     """Answer to `Probe`: by how much the member's loop was late, and its stacks in ``lines``, where they are wanted.
 
-    Both are added by its process; a machine knows nothing of loops and threads.
+    Both are added by its process; a machine does not know loops and threads.
     """
 
     kind: ClassVar[int] = 99

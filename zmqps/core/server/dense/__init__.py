@@ -1,1 +1,1 @@
-"""The dense values of a shard: where they lie, and how gradients change them."""
+"""The dense values of a shard: where they are stored, and how gradients change them."""

@@ -4,7 +4,7 @@ They are not added up on arrival: the contributors are known only at the commit 
 be one too many), and a sum of floats cannot be undone. Kept apart they are also added in the order the coordinator
 names, so the result does not depend on the order of arrival.
 
-What lies in the memory of a worker on this host that leaves it alone until the step is over is not even copied, but
+What is in the memory of a worker on this host that does not touch it until the step is over is not even copied, but
 read there when the step is committed. So a step reads each gradient once, and writes nothing but the new values.
 """
 
@@ -35,7 +35,7 @@ SPARE_GRADIENTS = 4
 PART_NBYTES = 256
 PARTS_NBYTES = 16 << 20
 
-#: Steps after which a buffer that was not needed is given back: of a worker that has gone, or a push that was repeated.
+#: Steps after which a buffer that was not needed is returned: of a worker that has left, or a repeated push.
 SPARE_STEPS = 8
 
 #: One push of one worker: (incarnation, attempt).
@@ -305,7 +305,7 @@ class Stage:
 
 
 def _lent(part: Contribution) -> Array | None:
-    """Return what a part brings as it lies in the worker's memory, if it stays there and is in one piece."""
+    """Return what a part brings, in the worker's memory, if it stays there in one piece."""
     if not part.stays or len(part.pieces) != 1 or not isinstance(part.pieces[0], np.ndarray):
         return None
     return part.pieces[0] if lender_of(part.pieces[0]) is not None else None

@@ -21,7 +21,7 @@ LEAST_NBYTES = 4 << 20
 def beside_nbytes(values_nbytes: int, num_workers: int) -> int:
     """Return the bytes to admit beside a shard's values.
 
-    What waits to be sent to so many workers, with the bound that all answers have; that of a worker which copies what
+    What waits to be sent to that many workers, with the bound that all answers have; that of a worker which copies what
     it reads in shared memory is a quarter of it.
     """
     return min(values_nbytes, num_workers * MAX_BACKLOG_NBYTES, MAX_ALL_BACKLOGS_NBYTES)
@@ -44,11 +44,11 @@ class Beside:
         self.admitted_nbytes = admitted_nbytes or 0
         self.granted_nbytes = 0
         self.limit = 1 << 62 if admitted_nbytes is None else max(admitted_nbytes, LEAST_NBYTES)
-        self.read_nbytes = 0  # at most so many are needed beside for what is read
+        self.read_nbytes = 0  # at most this many are needed for what is being read
         self.lendable_nbytes = self.limit
 
     def may_lend(self, nbytes: int, count: Callable[[], int]) -> bool:
-        """Whether others may read the bytes added last where they lie; ``count`` returns how many are needed now.
+        """Whether others may read the bytes added last in place; ``count`` returns how many are needed now.
 
         If not, they are taken off again.
         """
@@ -65,7 +65,7 @@ class Beside:
         return False
 
     def may_double(self, nbytes: int) -> bool:
-        """Whether there may be a second arena of so many bytes, whatever is read of either."""
+        """Whether a second arena of that many bytes is allowed, whatever is read of either."""
         return self.fits(self.read_nbytes + self._second_nbytes, nbytes)
 
     def doubled(self, nbytes: int) -> None:
@@ -74,7 +74,7 @@ class Beside:
         self.lendable_nbytes -= nbytes
 
     def fits(self, taken_nbytes: int, nbytes: int, *, ask: bool = True) -> bool:
-        """Whether so many bytes more may be taken, if need be those that are asked for now."""
+        """Whether that many more bytes may be taken."""
         lacking = taken_nbytes + nbytes - self.limit
         if lacking <= 0:
             return True

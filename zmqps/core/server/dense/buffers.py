@@ -1,13 +1,13 @@
-"""The buffers that the values of slices lie in.
+"""The buffers that hold the values of slices.
 
 A buffer that is still being read is never written to: an update goes to another one, which takes
 its place. Each slice has a *home* in the shard's arena. Where readers may take as long as they like
 (`zmqps.core.protocol.loans.Loan`) it gets a second place, in an arena of the same shape, and goes back and
 forth between the two: so neighbours usually stay neighbours, and an array over several slices can
-be read where it lies. Whatever else is needed comes from a pool of spares. How much all that may be, `Beside` says:
-without the memory for a second arena there is none. A slice goes back to a place
-of its own once that has no readers, and unused spares are released: so memory shrinks
-again when a slow reader has gone.
+be read in place. Whatever else is needed comes from a pool of spares. How much all that may be, `Beside` says:
+without the memory for a second arena there is none. A slice returns to its own place
+once that has no readers, and unused spares are released: so memory shrinks
+again when a slow reader has left.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Where a shard's arrays live, and how payloads get there and back.
 
-In the memory of this host a payload is read where it came to lie and values are sent from where they
-are, so there is nothing to do. A device has memory of its own: gradients are copied there before a
+In the memory of this host a payload is read where it arrived and values are sent from where they
+are, so there is nothing to do. A device has its own memory: gradients are copied there before a
 kernel reads them, values back before they are sent. A shard only says when it needs which.
 """
 
@@ -66,7 +66,7 @@ class Memory(Protocol):
         """Let all elements of a new array be a number, so that its memory is there."""
 
     def given_back(self, nbytes: int) -> None:
-        """So many bytes of arrays are not kept any more."""
+        """That many bytes of arrays are freed."""
 
     def decode(self, codec: Codec, payload: Sequence[Buffer], sizes: Iterable[Size], *, checked: bool) -> Sequence[Any]:
         """Return what `scatter` takes instead of a payload in a codec, one item a part.
@@ -110,7 +110,7 @@ class HostMemory:
         # allocates arrays for values, such as memory that other processes read: ``values(size, dtype)``
         values: Callable[[int, np.dtype[Any]], Array] = np.empty,
         coding: Coding = CODING,  # the door to the codecs
-        given_back: Callable[[int], None] = lambda nbytes: None,  # is told how many bytes are not kept any more
+        given_back: Callable[[int], None] = lambda nbytes: None,  # receives how many bytes were freed
         # yields what it is given, and may rest before the next: where memory is made ready while others need the host
         paced: Callable[[Iterable[Array]], Iterable[Array]] = iter,
     ) -> None:

@@ -176,7 +176,7 @@ class DensePart:
         """Note that a worker was sent the current values of some slices; here, nothing is remembered."""
 
     def forget(self, incarnation: bytes) -> None:
-        """A worker has gone. Its gradients stay in the `Stage` until their step is closed: it may have arrived."""
+        """A worker has left. Its gradients stay in the `Stage` until their step is closed: it may have arrived."""
 
     # --- values --------------------------------------------------------------------------------
 
@@ -204,7 +204,7 @@ class DensePart:
         steps
             How many updates each of its parameters has had.
         version
-            Of the slice; in the synchronous mode that which `begin_at` is told.
+            Of the slice; in the synchronous mode that passed to `begin_at`.
         """
         self.slices[index].restore(value, slots, steps, version, self.memory)
         self.came.add(index)

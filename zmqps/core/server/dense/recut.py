@@ -16,7 +16,7 @@ def fill_slices(states: Sequence[SliceState], others: Sequence[SliceState], memo
     """Let slices have the values, slots, counts and versions that others have of their elements.
 
     A slice has the newest version of those that it is made of, and a parameter in it the most updates: where pushes
-    failed in part, or one shard has gone back to a checkpoint alone, they may differ.
+    failed in part, or one shard went back to a checkpoint alone, they may differ.
 
     Raises
     ------

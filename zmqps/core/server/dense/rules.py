@@ -53,7 +53,7 @@ class Rules(Protocol):
     def mean(self, arrays: Sequence[Array], share: float, out: Array, /) -> bool:
         """Write the sum of at least two arrays, added in their order, times a share to ``out``, all of this host.
 
-        False, and ``out`` undefined, if a sum is not finite; or where that cannot be told.
+        False, and ``out`` undefined, if a sum is not finite; or if that cannot be determined.
         """
 
 

@@ -33,7 +33,7 @@ Piece: TypeAlias = tuple["SliceState", int, Any]
 Note = Callable[[], None]
 
 
-#: From so many segments on numpy finds the stretches faster than a loop does.
+#: From this many segments on numpy finds the stretches faster than a loop does.
 MANY_SEGMENTS = 64
 
 
@@ -251,7 +251,7 @@ class Rooms(Protocol):
         """The slice stays where it is."""
 
 
-#: A slice with what it is to have once it is updated: its version, the updates of each of its parameters, and how often
+#: A slice with its state after the update: its version, the updates of each of its parameters, and how often
 #: values were set.
 After: TypeAlias = tuple["SliceState", int, "np.ndarray[Any, np.dtype[np.int64]]"]
 
@@ -376,7 +376,7 @@ class Updates:
             raise cause
 
     def is_frozen(self, kernel: int) -> bool:
-        """Whether a kernel, by its number, is none."""
+        """Whether a kernel, by its number, is missing: its parameters are frozen."""
         return self.kernels[kernel] is None
 
     def _compute(

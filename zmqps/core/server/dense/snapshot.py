@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class SnapshotSlice(NamedTuple):
-    """One slice of a snapshot. The arrays stay as they are until `Snapshot.done` is told its number."""
+    """One slice of a snapshot. The arrays stay as they are until `Snapshot.done` is called with its number."""
 
     number: int  # of the slice in its shard
     version: int

@@ -58,7 +58,7 @@ class TreatedPart(DensePart):
                 self.copies.note(puller, state.slice.index, state.version, state.value)
 
     def forget(self, incarnation: bytes) -> None:
-        """A worker has gone: keep nothing of what it has read."""
+        """A worker has left: forget what it has read."""
         if self.copies is not None:
             self.copies.forget(incarnation)
 
@@ -122,7 +122,7 @@ def treated(treatment: Treatment | None) -> Callable[..., DensePart]:
 
 
 def copies_nbytes(placement: Placement, index: int, job: JobSpec, num_workers: int) -> dict[str, int]:
-    """Return the bytes that a job's treatment takes of a shard with so many workers, as `required_nbytes`."""
+    """Return the bytes that a job's treatment takes of a shard with that many workers, as `required_nbytes`."""
     treatment = make_treatment(job.treatment)
     if treatment is None or not treatment.needs_read:
         return {}

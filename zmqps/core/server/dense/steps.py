@@ -77,7 +77,7 @@ class ShardSteps:
         sort
             What they are: gradients, or values (`SET`, `SET_TO_MEAN`).
         stays
-            What lies in another process's memory is left alone there until the step is over.
+            What is in another process's memory stays unchanged there until the step is over.
 
         Raises
         ------

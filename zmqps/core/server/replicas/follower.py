@@ -26,7 +26,7 @@ RETRY_S = 0.1
 SLOWEST_RETRY_S = 1.0
 #: During training a backup is filled piece by piece, and after each rests this many times as long as it took.
 REST = 3.0
-#: The longest rest: a host that was stopped during a piece says nothing of how long pieces take.
+#: The longest rest: a host that was stopped during a piece does not show how long pieces take.
 LONGEST_REST_S = 2.0
 
 #: Returns the records of the ledgers at this moment.

@@ -182,7 +182,7 @@ class ReplicaStreams(AnswerGate):
     def give_up_place(self, message: m.Yield, now: float) -> list[Action]:
         """Stop answering for a shard, and report when the backups have everything: one of them will be the leader.
 
-        Clients are told to wait for the coordinator. In synchronous mode nothing is done while gradients wait for their
+        Clients should wait for the coordinator. In synchronous mode nothing is done while gradients wait for their
         commit: the backups do not have them.
         """
         tenant = self._host.tenant_of(message.epoch)

@@ -15,7 +15,7 @@ _OTHER_BYTES = "the payload has other bytes than the ids and rows that it is sai
 
 
 def cut(payload: Sequence[Any], *sizes: int) -> list[list[memoryview]]:
-    """Return the pieces of a payload that have so many bytes each, and the pieces of the rest.
+    """Return the pieces of a payload that have that many bytes each, and the pieces of the rest.
 
     Raises
     ------

@@ -191,7 +191,7 @@ class SilenceProbe:
         self.due = now + self.wait_s
 
     def answered(self, number: int) -> int:
-        """Return the number of messages sent before an answered question; 0 if it is none."""
+        """Return the number of messages sent before an answered question; 0 if it is unknown."""
         return self._out.pop(number, 0)
 
 

@@ -94,7 +94,7 @@ class Links:
         endpoints = {(server["rank"], server["endpoint"]) for server in servers}
         if twice := [e for e, number in Counter(endpoint for _, endpoint in endpoints).items() if number > 1]:
             raise ConfigurationError(
-                f"two servers of this job advertise {printable(twice[0])}; give each an address of its own: "
+                f"two servers of this job advertise {printable(twice[0])}; give each its own address: "
                 "zmqps server --advertise HOST:PORT"
             )
         actions: list[Action] = []

@@ -39,7 +39,7 @@ class SessionRecuts:
         self._links = session.links
         self._moves = moves
         self._rollbacks = rollbacks
-        self._cut = 0  # revision of the last division: a lower one is of shards that are gone
+        self._cut = 0  # revision of the last division: a lower one is of shards that no longer exist
         self._revisions: dict[tuple[ChangeKind, int], int] = {}  # by change and shard: the newest
         self._plans: dict[frozenset[int], Plan] = {}
 

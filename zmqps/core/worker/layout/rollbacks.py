@@ -26,14 +26,14 @@ from zmqps.errors import ProtocolError, VersionError, counted, printable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollback:
-    """The job has gone back to a checkpoint, because the last copy of a part of it was lost.
+    """The job went back to a checkpoint, because the last copy of a part of it was lost.
 
     Attributes
     ----------
     version : int
         The clock of the checkpoint: steps in the synchronous mode, where ``Params.version`` goes back to it.
     shards : tuple of int
-        The parts that have gone back: all of them in synchronous mode, else the lost ones.
+        The parts that went back: all of them in synchronous mode, else the lost ones.
     lost : int
         Synchronous: the number of lost steps. Otherwise: how many of this worker's acknowledged pushes are lost.
     state : mapping
@@ -51,7 +51,7 @@ class Rollback:
 
 @dataclass(slots=True, eq=False)
 class Rewound:
-    """Shards that have gone back together, and what that has cost."""
+    """Shards that went back together, and what that has cost."""
 
     message: View
     restored: Restored
@@ -63,14 +63,14 @@ class Rollbacks:
     """What one session does when shards go back."""
 
     def __init__(self, session: SessionKernel, moves: ShardMoves) -> None:
-        self.stale_values = False  # since the job has gone back: the next gradients are of lost values
+        self.stale_values = False  # since the job went back: the next gradients are of lost values
         self.has_range = False  # of a data set
         self.has_stale_range = False  # since then, likewise
         self._session = session
         self._pace = session.transfers.pace
         self._moves = moves
         self._sent: defaultdict[int, Sent] = defaultdict(Sent)  # by shard
-        self._rewound: dict[int, Rewound] = {}  # by shard: how it has gone back last
+        self._rewound: dict[int, Rewound] = {}  # by shard: its last rollback
         self._is_told = True  # the addresses of our servers came together with the clock
 
     def attached(self, attached: Attached, placement: Mapping[str, Any]) -> None:
@@ -120,7 +120,7 @@ class Rollbacks:
             return [Log("warning", f"the job goes back to the checkpoint {path}, for its shards on {titles}")]
         restored, its = Restored.from_wire(message.restored), self._rewound.get(shards[0])
         if restored is None:
-            raise ProtocolError("shards that have gone back have a checkpoint")
+            raise ProtocolError("shards that went back have a checkpoint")
         if its is None or its.message.revision != message.revision:
             its = Rewound(message, restored)
         begun, servers = self._rewound.get(shards[0]) is its, message.placement["servers"]
@@ -261,7 +261,7 @@ class Rollbacks:
             return False
         if isinstance(operation, Advance):
             self._dropped()
-            return True  # it was to end the lost step
+            return True  # it was meant to end the lost step
         push = operation.push
         if push is None or push.done:
             return False
