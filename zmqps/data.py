@@ -26,18 +26,17 @@ __all__ = ["DataRange", "split"]
 def split(
     num_examples: int, rank: int, num_workers: int, *, shuffle_seed: int | None = None, data_pass: int = 0
 ) -> NDArray[np.int64]:
-    """Return the examples of one worker when each of them takes an equal part, by its rank.
+    """Return the examples of one worker when each worker takes an equal part, by its rank.
 
-    No coordinator is asked, so nothing makes up for a slow worker, and the part of one that dies is
-    not used. Parts of different ranks have no example in common and together hold all; their sizes
-    differ by one at most.
+    The coordinator is not involved, so a slow worker gets as much as the others, and the part of a worker that dies is
+    not used. The parts of all ranks are disjoint and together hold all examples; their sizes differ by one at most.
 
     Parameters
     ----------
     num_examples, rank, num_workers : int
-        ``worker.rank`` and ``worker.num_workers``; the latter must be the same on all.
+        ``worker.rank`` and ``worker.num_workers``; the latter must be the same on all workers.
     shuffle_seed, data_pass : int, optional
-        Split a permutation instead, another one in each pass; the same as that of `Worker.ranges`.
+        Split a permutation instead, a different one in each pass; the same as that of `Worker.ranges`.
 
     Returns
     -------

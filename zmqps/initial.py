@@ -1,7 +1,7 @@
 """Initial values of rows of a sparse table, for ``zmqps.table(..., initial=…)``.
 
-A row's first values depend on nothing but the seed, the name of the table and the id, so every server computes the same
-ones, whenever it needs them, and a row that was never trained takes no memory.
+A row's initial values depend only on the seed, the name of the table and the id. So every server computes the same ones
+at any time, and a row that was never trained takes no memory.
 
 ================== ==========================================
 `zeros`            zeros
@@ -20,12 +20,12 @@ __all__ = ["Initial", "constant", "normal", "truncated_normal", "uniform", "zero
 
 
 def zeros() -> Initial:
-    """Return the rule that rows begin with zeros."""
+    """Return the rule that initializes rows with zeros."""
     return Initial("zeros")
 
 
 def constant(value: float) -> Initial:
-    """Return the rule that rows begin with one number everywhere.
+    """Return the rule that initializes rows with one number.
 
     Parameters
     ----------
@@ -35,19 +35,19 @@ def constant(value: float) -> Initial:
 
 
 def uniform(low: float, high: float, *, seed: int = 0) -> Initial:
-    """Return the rule that rows begin with numbers drawn evenly from ``[low, high)``.
+    """Return the rule that initializes rows with numbers drawn evenly from ``[low, high)``.
 
     Parameters
     ----------
     low, high : float
     seed : int
-        Another one, other numbers.
+        Another seed gives other numbers.
     """
     return Initial("uniform", low, high, seed)
 
 
 def normal(stddev: float, *, mean: float = 0.0, seed: int = 0) -> Initial:
-    """Return the rule that rows begin with normally distributed numbers.
+    """Return the rule that initializes rows with normally distributed numbers.
 
     Parameters
     ----------
@@ -55,17 +55,17 @@ def normal(stddev: float, *, mean: float = 0.0, seed: int = 0) -> Initial:
         Standard deviation.
     mean : float
     seed : int
-        Another one, other numbers.
+        Another seed gives other numbers.
     """
     return Initial("normal", mean, stddev, seed)
 
 
 def truncated_normal(stddev: float, *, mean: float = 0.0, seed: int = 0) -> Initial:
-    """Return the rule that rows begin with normally distributed numbers, none beyond two standard deviations.
+    """Return the rule that initializes rows with normally distributed numbers within two standard deviations.
 
     Parameters
     ----------
     stddev, mean, seed
-        As for `normal`; the standard deviation is that before the tails are cut off.
+        As for `normal`; the standard deviation before the tails are cut off.
     """
     return Initial("truncated_normal", mean, stddev, seed)

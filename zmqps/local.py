@@ -89,14 +89,13 @@ class _Local(ABC):
 
 
 class LocalSteps(_Local):
-    """Every k steps the change of the parameters goes to the servers as a gradient (DiLoCo).
+    """Push the change of the parameters to the servers every k steps, as a gradient (DiLoCo).
 
-    The pseudo-gradient is ``Δ = w_global − w_local``: what was last pulled, less what k local steps
-    made of it. The servers apply it with the job's optimizer, and the worker goes on from the result.
-    In the synchronous mode the servers average the Δ of all workers: DiLoCo, with
-    ``optim.sgd(0.7, momentum=0.9, nesterov=True)``; with ``optim.sgd(1.0)`` it is local SGD, or federated
-    averaging. Asynchronously each Δ is applied when it comes; then it is one of W, so divide the
-    outer learning rate by the number of workers, and mind that momentum over stale Δ overshoots.
+    The pseudo-gradient is ``Δ = w_global − w_local``: the values that were pulled last minus those after k local steps.
+    The servers apply it with the job's optimizer, and the worker continues from the result. In the synchronous mode the
+    servers average the Δ of all workers: with ``optim.sgd(0.7, momentum=0.9, nesterov=True)`` this is DiLoCo, with
+    ``optim.sgd(1.0)`` local SGD, or federated averaging. In the asynchronous mode each Δ is applied on arrival, so
+    divide the outer learning rate by the number of workers; momentum over stale Δ overshoots.
 
     Parameters
     ----------
@@ -110,7 +109,7 @@ class LocalSteps(_Local):
     Attributes
     ----------
     params : dict of str to ndarray
-        The worker's own values of what is trained, in the dtype the servers keep. Change them in place.
+        The worker's own values of the trained parameters, in the servers' dtype. Change them in place.
     steps : int
         Inner steps so far.
 
@@ -131,7 +130,7 @@ class LocalSteps(_Local):
         self._adopt()
 
     def reset(self) -> None:
-        """Give up what was trained since the last exchange and begin from the servers' values."""
+        """Discard the local steps since the last exchange, and continue from the servers' values."""
         self.worker.pull(out=self._start, timeout=self._timeout)
         self._since = 0
         self._adopt()
@@ -142,20 +141,19 @@ class LocalSteps(_Local):
 
 
 class ElasticAveraging(_Local):
-    """Every k steps the worker and the centre, which the servers hold, are pulled towards each other (EASGD).
+    """Pull the worker's values and the centre, which the servers hold, towards each other every k steps (EASGD).
 
-    With ``d = α (w_local − w_centre)`` the worker takes ``d`` off its own values and the servers
-    add it to the centre. The worker's values are its own for good: it explores around the centre,
-    which is what is evaluated in the end. The job's optimizer must be ``optim.sgd(1.0)``, which adds
-    what it is given; synchronously servers average over workers, so there
-    ``optim.sgd(num_workers)`` is the paper's equation.
+    With ``d = α (w_local − w_centre)`` the worker subtracts ``d`` from its own values and the servers add it to the
+    centre. The worker keeps its own values and explores around the centre, which is evaluated in the end. The job's
+    optimizer must be ``optim.sgd(1.0)``, which adds what is pushed; in the synchronous mode servers average over
+    workers, so there ``optim.sgd(num_workers)`` gives the paper's equation.
 
     Parameters
     ----------
     worker : Worker
         Its job has been started (`Worker.init`).
     alpha : float
-        Elasticity, above 0 and below 1; the paper takes 0.9 divided by the number of workers.
+        Elasticity, above 0 and below 1; the paper uses 0.9 divided by the number of workers.
     every : int
         Local steps between two exchanges, the paper's communication period τ.
     timeout : float, optional
@@ -164,7 +162,7 @@ class ElasticAveraging(_Local):
     Attributes
     ----------
     params : dict of str to ndarray
-        The worker's own values of what is trained, in the dtype the servers keep. Change them in place.
+        The worker's own values of the trained parameters, in the servers' dtype. Change them in place.
     steps : int
         Inner steps so far.
 
@@ -200,6 +198,6 @@ class ElasticAveraging(_Local):
             value += self._sent[name]
 
     def reset(self) -> None:
-        """Give up the worker's own values and begin from the centre's."""
+        """Discard the worker's own values, and continue from the centre's."""
         self.worker.pull(out=self.params, timeout=self._timeout)
         self._since = 0

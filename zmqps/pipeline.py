@@ -1,7 +1,7 @@
 """Channels between worker processes that each hold some layers of a model.
 
-A replica of the model is then several workers, its *stages*. Each pulls and pushes its own parameters
-only, and sends its neighbours activations one way and their gradients the other::
+A replica of the model consists of several workers, its *stages*. Each pulls and pushes only its own parameters, and
+exchanges activations and their gradients with its neighbours::
 
     channel = zmqps.pipeline.bind("ipc:///tmp/replica-0")       # the first stage …
     channel.send({"hidden": hidden})
@@ -11,9 +11,9 @@ only, and sends its neighbours activations one way and their gradients the other
     hidden = channel.receive()["hidden"]
     channel.send({"hidden": d_hidden})
 
-Both agree on the endpoint beforehand, as by a flag, and on a secret, which the workers of one
-``zmqps up`` find in ``ZMQPS_CHANNEL_SECRET``. A process without it neither receives anything nor is heard.
-docs/model-parallel.md shows all of it.
+Both know the endpoint beforehand, such as from a flag, and a secret, which the workers of one ``zmqps up`` find in
+``ZMQPS_CHANNEL_SECRET``. A process without the secret can neither receive nor send anything.
+docs/model-parallel.md has the details.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ TOKEN = re.compile(r"(.+)#([0-9a-f]{32})")
 class Channel:
     """One end of a connection between two stages; made by `bind` and `connect`.
 
-    Messages arrive whole and in order, or `receive` raises. Use a channel from one thread at a time.
+    Messages arrive complete and in order, or `receive` raises. Use a channel from one thread at a time.
 
     Attributes
     ----------
     endpoint : str
-        Where the stages meet; of the end that binds, with the port it got. If `bind` has made the channel's secret
-        it follows behind a ``#``: pass it on to `connect`, and keep it secret.
+        Where the stages meet; at the end that binds, with the actual port. If `bind` has made the channel's secret, it
+        follows a ``#``: pass it on to `connect`, and keep it secret.
     """
 
     def __init__(
@@ -90,27 +90,26 @@ class Channel:
     def send(
         self, arrays: Mapping[str, Any], *, codec: str | Codec | None = None, timeout: float | None = None
     ) -> None:
-        """Send arrays to the other stage; return when they are on their way, and free to be written to.
+        """Send arrays to the other stage; return when they are in flight and may be written to.
 
         Parameters
         ----------
         arrays : mapping of str to array
             Booleans, integers and floats of any shape.
         codec : Codec or str, optional
-            How float32 and float64 travel, one without error feedback; by default the channel's. What is
-            small goes raw.
+            How float32 and float64 travel, a codec without error feedback; by default the channel's. Small arrays
+            travel raw.
         timeout : float, optional
-            Seconds to wait for the other stage, or for it to read what was sent before; by default
-            the channel's.
+            Seconds to wait for the other stage, or for it to read earlier messages; by default the channel's.
 
         Raises
         ------
         DeadlineError
             Names the other stage; nothing was sent.
         PeerLostError
-            The other stage was started again: both need a new channel.
+            The other stage was restarted: both need a new channel.
         ConfigurationError, LimitError
-            What was given cannot be sent, or the other end has another secret.
+            The arrays cannot be sent, or the other end has another secret.
         """
         seconds = self._seconds(timeout)
         chosen = self._codec if codec is None else check_codec(codec, pulls=True)
@@ -122,16 +121,16 @@ class Channel:
         self._num_sent += 1
 
     def receive(self, *, timeout: float | None = None) -> dict[str, Array]:
-        """Return the next arrays of the other stage, new ones that may be written to.
+        """Return the next arrays of the other stage, as new arrays.
 
         Raises
         ------
         DeadlineError
             Names the other stage; what it sends later is still received.
         PeerLostError
-            The other stage was started again: both need a new channel.
+            The other stage was restarted: both need a new channel.
         ProtocolError
-            What came is not a message of the other stage, or one before it was lost with the connection.
+            The message is not of the other stage, or an earlier one was lost with the connection.
         """
         seconds = self._seconds(timeout)
         frames = self._pair.receive(seconds)
@@ -150,7 +149,7 @@ class Channel:
         return arrays
 
     def close(self) -> None:
-        """Close this end; what was sent still has a second to leave."""
+        """Close this end; sent messages have one more second to leave."""
         if not self._closed:
             self._closed = True
             self._pair.close(LINGER_S)
@@ -204,18 +203,18 @@ def bind(
     Parameters
     ----------
     endpoint : str
-        ``ipc://PATH`` on one host, ``tcp://HOST:PORT`` between two; with port 0 a free one, which
-        ``channel.endpoint`` tells.
+        ``ipc://PATH`` on one host, ``tcp://HOST:PORT`` between two; port 0 takes a free one, which
+        ``channel.endpoint`` names.
     secret : str, optional
-        A secret of the two stages, of 16 characters or more; by default the text behind the
-        endpoint (``#`` and 32 hexadecimal digits), or in ``ZMQPS_CHANNEL_SECRET``. Where there is none `bind` makes
-        one, and ``channel.endpoint`` has it for `connect`.
+        A secret of the two stages, of 16 characters or more; by default the one in the endpoint (``#`` and 32
+        hexadecimal digits), or in ``ZMQPS_CHANNEL_SECRET``. Without any, `bind` makes one, and ``channel.endpoint`` has
+        it for `connect`.
     name : str, optional
         This stage's name in the other's errors; by default made of host and pid.
     codec : Codec or str
-        How floats travel from here, where a call does not say otherwise.
+        How floats travel from here, unless a call names another codec.
     timeout : float
-        Seconds that `Channel.send` and `Channel.receive` wait at most.
+        The longest time in seconds that `Channel.send` and `Channel.receive` wait.
 
     Raises
     ------
@@ -234,7 +233,7 @@ def connect(
     codec: str | Codec = "raw",
     timeout: float = DEFAULT_TIMEOUT,
 ) -> Channel:
-    """Open the other end of a channel; the stage that binds it may be started later. Parameters as for `bind`."""
+    """Open the other end of a channel; the binding stage may be started later. Parameters as for `bind`."""
     check_endpoint(_place(endpoint))
     return Channel(endpoint, bind=False, secret=secret, name=name, codec=codec, timeout=timeout)
 

@@ -19,10 +19,10 @@ __all__ = ["Treatment", "compensate", "divide", "drop"]
 
 
 def divide() -> Treatment:
-    """Return the treatment that divides a gradient by its staleness, where that is above 1.
+    """Return the treatment that divides a gradient by its staleness, if that is above 1.
 
-    With W workers of equal speed staleness is about W − 1, so a step is about as long as that of one
-    worker: stability is bought with speed where the learning rate was not too large.
+    With W workers of equal speed staleness is about W − 1, so a step is about as long as one worker's. This gives
+    stability, and costs speed if the learning rate was not too large.
 
     References
     ----------
@@ -34,9 +34,8 @@ def divide() -> Treatment:
 def drop(bound: int) -> Treatment:
     """Return the treatment that drops gradients that are more than ``bound`` updates old.
 
-    Set the bound above the number of workers, or most of the work is thrown away. What is dropped
-    is counted: ``dropped`` in `Worker.statistics` (pushes of which a slice was dropped) and in the
-    servers' counters (slices).
+    Set the bound above the number of workers, or most of the work is discarded. Dropped gradients are counted:
+    ``dropped`` in `Worker.statistics` (pushes of which a slice was dropped) and in the servers' counters (slices).
 
     Parameters
     ----------
@@ -49,7 +48,7 @@ def drop(bound: int) -> Treatment:
 def compensate(lambda_: float = 0.04) -> Treatment:
     """Return the treatment that corrects a gradient by λ g⊙g⊙(w_now − w_read).
 
-    Costs each server a copy of its values for each worker (``copies_nbytes`` in the status).
+    Each server needs a copy of its values for each worker (``copies_nbytes`` in the status).
 
     Parameters
     ----------

@@ -121,7 +121,7 @@ class CheckpointFailedError(PSError, RuntimeError):
     """
 
     code = 77
-    text = "no checkpoint of the job {job!r} was made: {why}; the checkpoints before it stay"
+    text = "no checkpoint of the job {job!r} was made: {why}; earlier checkpoints are unchanged"
     job: str
     why: str
 
@@ -137,8 +137,8 @@ class CheckpointTooSoonError(PSError, RuntimeError):
 
     code = 78
     text = (
-        "the workers of the job {job!r} have asked for too many checkpoints, more than one every {every:g} s in the "
-        "long run; they may ask for the next one in {seconds:.1f} s"
+        "the workers of the job {job!r} have requested too many checkpoints, more than one every {every:g} s in the "
+        "long run; they may request the next one in {seconds:.1f} s"
     )
     job: str
     seconds: float

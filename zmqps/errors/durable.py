@@ -15,8 +15,8 @@ class DeposedError(PSError, ConnectionError):
 
     code = 80
     text = (
-        "this copy of a shard of the job {job!r} does not answer for it (generation {generation}): another server has "
-        "taken over, or is about to; the coordinator tells which one, so wait for that"
+        "this copy of a shard of the job {job!r} does not lead it (generation {generation}): another server has taken "
+        "over, or is about to; wait until the coordinator names it"
     )
     job: str
     generation: int

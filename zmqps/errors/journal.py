@@ -16,7 +16,7 @@ class JournalError(ConfigurationError):
     """
 
     code = 85
-    text = "cannot go on from the coordinator's journal {path}: {why}; {advice}"
+    text = "cannot resume from the coordinator's journal {path}: {why}; {advice}"
     path: str
     why: str
     advice: str
@@ -34,7 +34,7 @@ class JournalBehindError(PSError, RuntimeError):
     code = 86
     text = (
         "the coordinator's journal is behind: {server} has {theirs} steps of job {job!r}, the journal {ours}, so the "
-        "contributors of the others are not known; begin the job again, from a checkpoint if there is one"
+        "contributors of the others are unknown; begin the job again, from a checkpoint if there is one"
     )
     server: str
     job: str

@@ -91,8 +91,8 @@ class HostLeaderLostError(PSError, ConnectionError):
 
     code = 19
     text = (
-        "lost {leader}, which pushes for the workers of this host, while it did: the gradients of this step may count "
-        "or not; go on with the next ones (push), or without (skip), and another worker of this host pushes for it"
+        "lost {leader} while it pushed for the workers of this host: the gradients of this step may count or not; push "
+        "the next ones, or skip, and another worker of this host will push"
     )
     leader: str
 
@@ -201,7 +201,7 @@ class WrongPeerError(IdentityError):
 
     code = 16
     text = (
-        "what listens at the endpoint of {server} is not the server that the coordinator named ({why}); look what "
+        "what listens at the endpoint of {server} is not the server that the coordinator named ({why}); check what "
         "listens there, and which address the server advertises (zmqps server --advertise)"
     )
     server: str

@@ -85,8 +85,8 @@ class ShardBrokenError(JobError):
 
     code = 51
     text = (
-        "an update of this shard failed half way, and nothing can be done with it any more: {why}; that is a defect of "
-        "zmqps or of the optimizer, see the server's log. Begin the job again, from values that you have saved"
+        "an update of this shard failed half way, so its values are lost: {why}; that is a defect of zmqps or of the "
+        "optimizer, see the server's log. Begin the job again, from values that you have saved"
     )
     why: str
 
@@ -104,8 +104,8 @@ class TableFullError(PSError):
     code = 52
     text = (
         "table {table!r} has no room for {new:,} new rows on this server, where {num_rows:,} rows take {nbytes:,} "
-        "bytes; allow more (capacity_nbytes, or memory on the servers' hosts), start more servers, or let rows expire "
-        "or make way (expire_steps, when_full='evict')"
+        "bytes; allow more (capacity_nbytes, or memory on the servers' hosts), start more servers, or have old rows "
+        "removed (expire_steps, when_full='evict')"
     )
     table: str
     num_rows: int
@@ -229,9 +229,9 @@ class ServerMemoryError(PSError, MemoryError):
 
     code = 50
     text = (
-        "{server} lacks the memory for {what} ({why}); nothing was changed by it, so try again later. What else of the "
-        "same push was applied is applied again then, unless the job is synchronous. If it lasts, end what else takes "
-        "memory on its host, allow fewer workers or jobs, or start more servers"
+        "{server} lacks the memory for {what} ({why}); it has changed nothing, so try again later. Other parts of the "
+        "same push may then be applied twice, unless the job is synchronous. If it lasts, end other programs on its "
+        "host, allow fewer workers or jobs, or start more servers"
     )
     server: str
     what: str

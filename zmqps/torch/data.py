@@ -1,4 +1,4 @@
-"""Which batches are a worker's."""
+"""Dividing the batches of a loader among workers."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ _LOCK = threading.RLock()
 
 
 class Shard(Iterable[Any]):
-    """A worker's part of what a loader or a sampler yields, made by `shard`; it has the attributes of the whole, too.
+    """A worker's part of a loader or a sampler, made by `shard`; it has the attributes of the whole, too.
 
-    A pass begins where its first item is taken, and has the number after that of the pass begun before, whether that
-    one came to its end or not.
+    A pass begins when its first item is read. Its number is one more than that of the previous pass, even if that one
+    was not completed.
     """
 
     def __init__(self, whole: Any, worker: Worker, seed: int, *, drop_last: bool = False, ahead: int = 0) -> None:
@@ -103,27 +103,28 @@ class Shard(Iterable[Any]):
 
 
 def shard(loader: Iterable[Any], worker: Worker, *, seed: int = 0) -> Any:
-    """Return this worker's part of a loader: as many batches for each worker, each example in one of them.
+    """Return this worker's part of a loader: the same number of batches for each worker, and each example in one.
 
     Of a ``DataLoader`` with ``batch_size`` each worker gets every n-th index of the sampler, in batches of the same
-    size: a step of n workers is one of n batches. That is what ``DistributedSampler`` does, for any sampler. Of a
-    ``batch_sampler`` of another class than ``BatchSampler`` each worker gets every n-th batch, and so it does of an
-    ``IterableDataset`` and of any other iterable, whose batches all workers load. What is too little at the end for
-    all workers is left out where there is ``drop_last``; else the first examples, or a worker's first batch, fill up.
+    size: a step of n workers is one of n batches. ``DistributedSampler`` does the same, for its own order. Of a
+    ``batch_sampler`` of another class than ``BatchSampler``, of an ``IterableDataset`` and of any other iterable, each
+    worker gets every n-th batch; all workers load all batches of the latter two. With ``drop_last`` a remainder too
+    small for all workers is left out; otherwise it is filled up with the first examples, or with a worker's first
+    batch.
 
-    Each pass has a number, and all workers draw its order by `seed` and this number, whatever other random numbers
-    they have drawn: while the order is drawn, the generators of PyTorch (on the CPU), NumPy and Python, and those that
-    are attributes of loader and samplers, have states for this pass alone. What seeds itself must do so alike on all
-    workers. A pass left early counts. ``set_epoch(n)`` of what is returned, or of its sampler, sets the number of the
-    next pass; a worker that joins later needs it.
+    Each pass has a number, and all workers draw its order by `seed` and this number. For the draw, the generators of
+    PyTorch (on the CPU), NumPy and Python, and those that are attributes of loader and samplers, get a state for this
+    pass, and are then restored. A sampler that seeds itself must do so in the same way on all workers. A pass left
+    early counts. ``set_epoch(n)`` of the result, or of its sampler, sets the number of the next pass; a worker that
+    joins later needs it.
 
     The rank and the number of workers are read when a pass begins. `zmqps.Worker.ranges` hands examples out as workers
-    ask instead, which loses none when one of them dies.
+    ask instead, and loses none when a worker dies.
 
     Parameters
     ----------
     loader : iterable
-        A ``torch.utils.data.DataLoader`` of any form, which stays as it is, or any iterable of batches.
+        A ``torch.utils.data.DataLoader`` of any form, which does not change, or any iterable of batches.
     worker : Worker
         Its rank and number count.
     seed : int
@@ -138,7 +139,7 @@ def shard(loader: Iterable[Any], worker: Worker, *, seed: int = 0) -> Any:
     Raises
     ------
     ConfigurationError
-        A sampler is one of a part already, such as ``DistributedSampler``, or the loader keeps an iterator.
+        A sampler already divides the examples, such as ``DistributedSampler``, or the loader keeps an iterator.
     """
     _check_whole(loader)
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):

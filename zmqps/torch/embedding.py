@@ -1,4 +1,4 @@
-"""Embeddings whose rows are those of a sparse table on the servers: modules without weights."""
+"""Embeddings over the rows of a sparse table on the servers: modules without weights."""
 
 from __future__ import annotations
 
@@ -27,22 +27,21 @@ MODES = ("sum", "mean")
 class Embedding(Rows):
     """As ``torch.nn.Embedding``, with rows of a sparse table by 64-bit id.
 
-    It has no parameters: a forward pass pulls the rows of its ids, ``backward`` pushes their gradients, and servers
-    apply the table's optimizer. In the model of a `zmqps.torch.Optimizer` gradients are pushed by ``step``, before
-    those of parameters: they belong to the same step, are scaled by a ``GradScaler`` as others, and add up over
-    several backward passes. Otherwise ``backward`` pushes them at once. In ``eval`` mode and under ``no_grad`` nothing
-    is pushed.
+    A forward pass pulls the rows of its ids, ``backward`` computes their gradients, and servers apply the table's
+    optimizer. In the model of a `zmqps.torch.Optimizer` ``step`` pushes these gradients, before those of parameters:
+    they belong to the same step, are scaled by a ``GradScaler``, and add up over several backward passes. Without it
+    ``backward`` pushes them at once. In ``eval`` mode and under ``no_grad`` nothing is pushed.
 
     Parameters
     ----------
     name : str
-        Of the table. Modules may share one, if they describe it alike.
+        The table's name. Modules may share a table, if they describe it alike.
     table : TableOptions
         From `zmqps.table`: dim, optimizer, initial values.
     padding_idx : int, optional
         An id whose row is zeros, and is not trained.
     cache : CacheOptions, optional
-        From `zmqps.row_cache`: hot rows that this worker keeps, as `zmqps.Worker.table` says.
+        From `zmqps.row_cache`: hot rows that this worker caches, as described in `zmqps.Worker.table`.
 
     Examples
     --------
@@ -84,9 +83,9 @@ class EmbeddingBag(Rows):
     name, table
         As for `Embedding`.
     mode : {"sum", "mean"}
-        What becomes of the rows of a bag.
+        How the rows of a bag are combined.
     padding_idx : int, optional
-        An id that counts for nothing in a bag, and is not trained.
+        An id that does not count in a bag, and is not trained.
     include_last_offset : bool
         Whether ``offsets`` end with the number of ids, as those of TorchRec's jagged tensors do.
     cache
@@ -116,22 +115,22 @@ class EmbeddingBag(Rows):
         Parameters
         ----------
         ids : tensor of integers ``(n,)`` or ``(bags, k)``, or a jagged tensor
-            Of one dimension with ``offsets``, of two without. TorchRec's ``JaggedTensor`` brings ids, offsets and
-            weights itself: ``bag(features["items"])`` of a ``KeyedJaggedTensor``.
+            Of one dimension with ``offsets``, of two without. TorchRec's ``JaggedTensor`` includes ids, offsets and
+            weights: ``bag(features["items"])`` of a ``KeyedJaggedTensor``.
         offsets : tensor of integers, optional
             Where each bag begins.
         per_sample_weights : floating tensor, optional
-            Of the shape of ``ids``: what each row is multiplied with, in mode ``sum``. It has a gradient.
+            Of the shape of ``ids``: the factor of each row, in mode ``sum``. It has a gradient.
 
         Returns
         -------
         float32 tensor ``(bags, dim)``
-            That of a bag without ids is zeros.
+            A bag without ids is zeros.
 
         Raises
         ------
         ConfigurationError
-            These do not go together.
+            These arguments do not go together.
         PSError
             As `Embedding.forward`.
         """
@@ -175,7 +174,7 @@ def embeddings_of(model: torch.nn.Module) -> list[Rows]:
 
 
 def tables(model: torch.nn.Module, worker: Worker, *, deferred: bool = False) -> dict[str, TableOptions]:
-    """Return the tables of the embeddings in a model, for `zmqps.Worker.init`, and let these use the worker.
+    """Return the tables of a model's embeddings for `zmqps.Worker.init`, and give these embeddings the worker.
 
     Parameters
     ----------
@@ -184,7 +183,7 @@ def tables(model: torch.nn.Module, worker: Worker, *, deferred: bool = False) ->
     worker : Worker
         Whose job will have the tables.
     deferred : bool
-        For a script that pushes gradients itself: they are kept until ``take`` of each embedding returns them.
+        For a script that pushes gradients itself: they are stored until ``take`` of each embedding returns them.
 
     Raises
     ------

@@ -168,7 +168,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc,unused-ignore]
         return self.trainer.version
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Push the gradients, and put the values after them into the model.
+        """Push the gradients, and write the updated values into the model.
 
         Parameters
         ----------
@@ -178,7 +178,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc,unused-ignore]
         Returns
         -------
         object
-            What the closure has returned.
+            The closure's result.
 
         Raises
         ------
@@ -188,15 +188,15 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc,unused-ignore]
         return stepped(self, self.trainer, closure)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients, of tables as well; with ``share_gradients`` they become zeros in place."""
+        """Clear the gradients, of tables as well; with ``share_gradients`` they become zeros in place."""
         super().zero_grad(set_to_none and not self.trainer.options.share_gradients)
 
     def set_values(self) -> None:
-        """Let the job have the parameters and buffers that are in the model, in the place of the servers'.
+        """Replace the servers' parameters and buffers by the model's.
 
         Call it after a script has written to them, for instance to clip a critic's weights. In the synchronous and the
         bounded mode it is a separate step, in which nothing is trained: each worker calls this, and the values of the
-        first one count. Moments and step counts stay as they are.
+        first one count. Moments and step counts do not change.
 
         Raises
         ------
@@ -211,17 +211,17 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc,unused-ignore]
         self.trainer.wait()
 
     def close(self) -> None:
-        """Let the model be PyTorch's alone again, and the worker's job train another one; the worker stays open."""
+        """Detach from the model and the worker's job, which may then train another model; the worker stays open."""
         self.trainer.close()
         self.trainer.twin.__dict__.pop("step", None)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Take the groups of the optimizer that this was made from; later ones are refused.
+        """Add the groups of the wrapped optimizer; later ones are refused.
 
         Raises
         ------
         ConfigurationError
-            The job has begun: what it trains is fixed.
+            The job has begun: its parameters are fixed.
         """
         if self.__dict__.get("_begun", False):
             raise ConfigurationError(
@@ -233,7 +233,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc,unused-ignore]
     def state_dict(self) -> dict[str, Any]:
         """Return the groups in PyTorch's format, and the job's version, without the moments.
 
-        `full_state_dict` has those, too. A `zmqps.Worker.checkpoint` made now is what this state belongs to.
+        `full_state_dict` includes the moments. This state belongs to a `zmqps.Worker.checkpoint` made now.
         """
         state: dict[str, Any] = super().state_dict()
         if self._trainer is not None:  # else this is a copy
@@ -242,10 +242,10 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc,unused-ignore]
         return state
 
     def full_state_dict(self) -> dict[str, Any]:
-        """Return what ``load_state_dict`` of the PyTorch optimizer takes, with the moments as the servers have them.
+        """Return the argument of the PyTorch optimizer's ``load_state_dict``, with the servers' moments.
 
-        They come from a checkpoint that is made for it, so the cluster needs a place for these (``--checkpoint``) which
-        this process can read.
+        They come from a checkpoint that is made for it, so the cluster needs a place for checkpoints (``--checkpoint``)
+        which this process can read.
 
         Raises
         ------
@@ -255,10 +255,10 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc,unused-ignore]
         return self.trainer.full_state(self)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take learning rates of the groups; moments cannot be loaded into a job that has begun.
+        """Load learning rates of the groups; moments cannot be loaded into a job that has begun.
 
-        A cluster that was started with ``--restore`` has them. `zmqps.checkpoint.from_torch` writes those of PyTorch to
-        where a cluster restores from.
+        A cluster that was started with ``--restore`` has them. `zmqps.checkpoint.from_torch` writes PyTorch's moments
+        into a checkpoint, from which a cluster restores.
 
         Raises
         ------
@@ -308,7 +308,7 @@ def stepped(optimizer: torch.optim.Optimizer, trainer: Trainer, closure: Callabl
 def training(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer, worker: Worker | None, **options: Any
 ) -> Iterator[torch.optim.Optimizer]:
-    """Let servers compute the steps of an optimizer as long as the context lasts: no line of the loop changes.
+    """Let servers compute the steps of an optimizer within a context, without changes of the loop.
 
     Parameters
     ----------

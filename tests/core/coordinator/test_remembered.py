@@ -162,7 +162,7 @@ def test_the_journal_of_a_host_that_lost_its_power_is_behind() -> None:
     kept.return_with("s0", "w0", "w1")
     (epoch,) = kept.epochs("s0")
     said = logged(kept.take("s0", m.Committed(epoch, 3)))
-    assert "the journal 0, so the contributors of the others are not known" in said
+    assert "the journal 0, so the contributors of the others are unknown" in said
     assert errors(kept.take("w0", m.Arrive(2, 0, (1,)))) == [JournalBehindError.code]
 
 

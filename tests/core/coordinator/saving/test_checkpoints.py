@@ -250,7 +250,7 @@ def test_workers_ask_for_so_many_at_once_and_are_told_when_they_may_ask_for_the_
         cluster.complete(number + 1)
     error = error_of(cluster.ask(request=100), CheckpointTooSoonError)
     assert (error.job, error.seconds, error.every) == ("default", EVERY_S, EVERY_S)
-    assert "they may ask for the next one in 2.0 s" in str(error)
+    assert "they may request the next one in 2.0 s" in str(error)
     assert not cluster.work
     cluster.now += error.seconds
     assert not errors(cluster.ask(request=100))
