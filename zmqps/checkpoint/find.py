@@ -22,21 +22,22 @@ log = logging.getLogger("zmqps.checkpoint")
 
 
 def open_checkpoint(path: str, job: str | None = None, *, storage: Storage | None = None) -> Checkpoint:
-    """Return a checkpoint, after a look at its manifest and at the sizes of its files.
+    """Return a checkpoint, after checking its manifest and the sizes of its files.
 
     Parameters
     ----------
     path
-        Of a checkpoint, or of a directory with checkpoints of jobs, of which the latest good one is taken.
+        A checkpoint, or a directory with checkpoints of jobs; then the latest good one is used.
     job
-        Whose, where there are several.
+        Which job, if there are several.
     storage
-        By default that of the path: of this host, or for an address of fsspec's, such as ``s3://bucket/run-7``.
+        By default chosen by the path: this host, or for an address of fsspec, such as ``s3://bucket/run-7``, that
+        store.
 
     Raises
     ------
     CheckpointNotFoundError
-        There is none.
+        There is no checkpoint.
     CheckpointForeignError, CheckpointFormatError, CheckpointCorruptError
         It was not made by zmqps or never finished, is of a later version, or is damaged.
     CheckpointStorageError
@@ -59,7 +60,7 @@ def open_checkpoint(path: str, job: str | None = None, *, storage: Storage | Non
 
 
 def is_checkpoint(storage: Storage, path: str) -> bool:
-    """Whether a path names one checkpoint, good or not."""
+    """Whether a path is that of one checkpoint, good or not."""
     return entry_of(path) is not None or manifests.NAME in storage.names(path)
 
 
@@ -97,7 +98,7 @@ def _may_be_of_a_job(storage: Storage, path: str) -> bool:
 
 
 def latest(storage: Storage, job_path: str, before: Entry | None = None) -> Checkpoint:
-    """Return the latest of a job's checkpoints that looks whole."""
+    """Return the latest of a job's checkpoints that looks complete."""
     for _ in range(_ATTEMPTS):
         skipped = []
         for entry in reversed(entries(storage, job_path)):
@@ -127,9 +128,9 @@ def latest(storage: Storage, job_path: str, before: Entry | None = None) -> Chec
 
 
 def look(storage: Storage, path: str, depth: int = 0, seen: dict[str, Checkpoint] | None = None) -> Checkpoint:
-    """Return a checkpoint, after a look at its manifest and at the sizes of its files.
+    """Return a checkpoint, after checking its manifest and the sizes of its files.
 
-    ``seen`` are checkpoints that were looked at just before; what others build upon is looked at once then.
+    ``seen`` are checkpoints that were checked just before, so that a common base is checked once.
     """
     if seen is not None and path in seen:
         return seen[path]
@@ -180,7 +181,7 @@ def _base(
 
 
 def good_ones(storage: Storage, job_path: str) -> Iterator[Checkpoint]:
-    """Yield a job's checkpoints that look whole, the latest first."""
+    """Yield a job's checkpoints that look complete, the latest first."""
     seen: dict[str, Checkpoint] = {}
     for entry in reversed(entries(storage, job_path)):
         try:
@@ -190,7 +191,7 @@ def good_ones(storage: Storage, job_path: str) -> Iterator[Checkpoint]:
 
 
 def with_advice(storage: Storage, path: str, error: CheckpointError) -> CheckpointError:
-    """Return an error about a checkpoint with the newest other one that looks whole, if there is one."""
+    """Return an error about a checkpoint with the newest other one that looks complete, if there is one."""
     job_path, name = path.rstrip("/").rpartition("/")[::2]
     for other in good_ones(storage, job_path):
         if other.path.rpartition("/")[2] != name:

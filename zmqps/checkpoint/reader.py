@@ -1,4 +1,4 @@
-"""Reads a checkpoint: whole arrays, or any stretch of a table of another placement."""
+"""Reads a checkpoint: whole arrays, or any part of a table of another placement."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CACHE_NBYTES = 64 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class ShardState:
-    """What is kept of a shard beside its arrays.
+    """The state of a shard besides its arrays.
 
     Attributes
     ----------
@@ -42,11 +42,11 @@ class ShardState:
     steps
         Of each slice, how many updates each of its segments has had.
     state
-        What the server kept: its ledger, its counters.
+        The server's state: its ledger, its counters.
     tables
-        What is kept of each sparse table that the shard has some of, by its name.
+        The state of each sparse table that has rows in the shard, by name.
     slots
-        The names of what the optimizer of each table keeps.
+        The names of the optimizer's slots of each table.
     rows
         Names of the files that have rows, by the name of the table.
     """
@@ -61,10 +61,10 @@ class ShardState:
 
 
 class Restored(NamedTuple):
-    """A slice of a placement, as a checkpoint has it.
+    """A slice of a placement, as read from a checkpoint.
 
-    Its version is the lowest of what it was put together from, for an element has absorbed that many updates at least.
-    A segment's step count is the highest: with it the corrections of a young optimizer state are not too large.
+    Its version is the lowest of its parts, because each element has absorbed at least that many updates. A segment's
+    step count is the highest, so that the corrections of a young optimizer state are not too large.
     """
 
     value: Array
@@ -74,22 +74,22 @@ class Restored(NamedTuple):
 
 
 class Checkpoint:
-    """A checkpoint that looks whole; get one from `zmqps.checkpoint.open_checkpoint`.
+    """A checkpoint that looks complete, from `zmqps.checkpoint.open_checkpoint`.
 
-    What is read is checked against its checksum. One thread at a time.
+    All data read is compared with its checksum. Use it from one thread at a time.
 
     Attributes
     ----------
     path : str
-        Of its directory.
+        Its directory.
     manifest : Manifest
-        What it is of.
+        Its description.
     storage : Storage
-        Where that is.
+        Where the directory is.
     base : Checkpoint, optional
-        What it builds upon, where it holds only the rows of tables that have changed since.
+        The checkpoint that it builds upon, if it has only changed rows of tables.
     skipped : tuple of CheckpointError
-        Later ones that could not be used, where the latest good one was asked for.
+        Later checkpoints that could not be used, if the latest good one was requested.
     """
 
     def __init__(self, storage: Storage, path: str, manifest: Manifest, base: Checkpoint | None = None) -> None:
@@ -108,17 +108,17 @@ class Checkpoint:
 
     @property
     def keyspace(self) -> KeySpace:
-        """Where its parameters are."""
+        """The job's flat key space."""
         return self.manifest.placement.keyspace
 
     @cached_property
     def shards(self) -> tuple[ShardState, ...]:
-        """What is kept of each shard beside its arrays."""
+        """The state of each shard besides its arrays."""
         return tuple(self._shard_state(index) for index in range(self.manifest.placement.num_shards))
 
     @cached_property
     def facts(self) -> dict[str, FileFact]:
-        """What the manifest says of its files, by their names."""
+        """The manifest's facts about its files, by name."""
         return {fact.name: fact for fact in self.manifest.files}
 
     @cached_property
@@ -151,7 +151,7 @@ class Checkpoint:
     # --- bytes ---------------------------------------------------------------------------------
 
     def check_files(self) -> None:
-        """Raise `CheckpointCorruptError` unless its files are there and as long as they should be; not its base's."""
+        """Raise `CheckpointCorruptError` unless its files exist with the right sizes; its base's are not checked."""
         for fact in self.manifest.files:
             path = join(self.path, fact.name)
             with reading(self.storage, path):
@@ -160,12 +160,12 @@ class Checkpoint:
                 raise corrupt(path, f"it has {nbytes:,} bytes and should have {fact.nbytes:,}")
 
     def verify(self) -> Iterator[int]:
-        """Read everything and check it; yield after each part how many bytes it had.
+        """Read and check everything; yield after each part its number of bytes.
 
         Raises
         ------
         CheckpointCorruptError
-            A file is missing, cut short or changed.
+            A file is missing, truncated or changed.
         """
         if self.base is not None:
             yield from self.base.verify()
@@ -301,7 +301,7 @@ class Checkpoint:
                 at += len(part)
 
     def array(self, name: str, slot: str | None = None) -> Array:
-        """Return a parameter's values, or one of its slots, in the dtype it is stored in.
+        """Return a parameter's values, or one of its slots, in the stored dtype.
 
         Raises
         ------
@@ -322,7 +322,7 @@ class Checkpoint:
     def arrays(self, *, optimizer: bool = False) -> dict[str, Array]:
         """Return all values by name, with ``optimizer`` also the slots, as ``optimizer.<slot>.<name>``.
 
-        Of a sparse table there are ``<table>.ids`` and ``<table>.values``.
+        A sparse table gives ``<table>.ids`` and ``<table>.values``.
         """
         slots = self.manifest.slots if optimizer else ()
         found = {p.name: self.array(p.name) for p in self.keyspace.parameters}
@@ -337,9 +337,9 @@ class Checkpoint:
         Parameters
         ----------
         name
-            Of the table.
+            The table's name.
         slots
-            Which of the optimizer's slots are read; None: all.
+            Which of the optimizer's slots to read; None: all.
 
         Raises
         ------
@@ -360,16 +360,16 @@ class Checkpoint:
     def onto(
         self, parameters: Sequence[Parameter], slots: Sequence[str], names: Mapping[str, str] | None = None
     ) -> Restorer:
-        """Return what reads slices of any placement of a job.
+        """Return a reader of slices of any placement of a job.
 
         Parameters
         ----------
         parameters
-            Of the job.
+            The job's parameters.
         slots
-            Of its optimizer, to restore; none: the values only.
+            The optimizer's slots to restore; none: only the values.
         names
-            Name in the job -> name in the checkpoint, where they differ.
+            Name in the job -> name in the checkpoint, if they differ.
 
         Raises
         ------
@@ -431,14 +431,14 @@ class Restorer:
         Parameters
         ----------
         slice_
-            Of any placement of the job's key space, whatever the number of shards or the size of slices.
+            Of any placement of the job's key space, with any number of shards and size of slices.
         dtype
             Of its table.
 
         Raises
         ------
         CheckpointCorruptError
-            What was read is not what was written.
+            The data differ from their checksum.
         """
         arrays = [np.empty(slice_.size, dtype) for _ in range(1 + len(self._slots))]
         version: int | None = None

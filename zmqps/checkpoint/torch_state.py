@@ -1,7 +1,7 @@
-"""Between a checkpoint and the state of a PyTorch optimizer, for those that have the same equation there.
+"""Converts between a checkpoint and the state of a PyTorch optimizer with the same equation.
 
-Values and slots are the same numbers in both; only their names differ, and that PyTorch keeps a step count with each
-parameter. Hyperparameters are not converted: the optimizer has been made with its own.
+Values and slots are the same numbers in both. Their names differ, and PyTorch stores a step count with each parameter.
+Hyperparameters are not converted.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ Named = Mapping[str, Any] | Iterable[tuple[str, Any]]
 
 
 def torch_state(checkpoint: Checkpoint, optimizer: Any, named_parameters: Named) -> dict[str, Any]:
-    """Return what ``optimizer.load_state_dict`` takes, with the slots and step counts of a checkpoint.
+    """Return the argument of ``optimizer.load_state_dict``, with the slots and step counts of a checkpoint.
 
     Parameters
     ----------
     checkpoint
-        Whose slots.
+        The checkpoint to read.
     optimizer
         A ``torch.optim.Optimizer`` of the same equation; it keeps its hyperparameters.
     named_parameters
-        ``model.named_parameters()``: what its parameters are called in the checkpoint.
+        ``model.named_parameters()``: the names in the checkpoint.
 
     Raises
     ------
     OptimizerError
-        The checkpoint's optimizer has no twin in PyTorch, or ``optimizer`` is another one.
+        PyTorch has no equivalent of the checkpoint's optimizer, or ``optimizer`` is another one.
     CheckpointMismatchError
         It has no parameter of such a name and shape.
 
@@ -102,12 +102,12 @@ def from_torch(
     job: str = "default",
     storage: Storage | None = None,
 ) -> str:
-    """Write what PyTorch has trained as a checkpoint from which a cluster goes on; return its path.
+    """Write a model and optimizer of PyTorch as a checkpoint that a cluster can restore; return its path.
 
     Parameters
     ----------
     directory, job, storage
-        The directory of the checkpoints of jobs, and the job that this one is for.
+        The directory of checkpoints, and the job that this one is for.
     optimizer
         A ``torch.optim.Optimizer``.
     named_parameters
@@ -120,7 +120,7 @@ def from_torch(
     Raises
     ------
     OptimizerError
-        ``spec`` has no twin in PyTorch, or ``optimizer`` is another one.
+        PyTorch has no equivalent of ``spec``, or ``optimizer`` is another one.
     """
     wire = spec.to_wire()
     counts, slots = _twin(wire, optimizer)

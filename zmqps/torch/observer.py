@@ -1,4 +1,4 @@
-"""The model as the workers of a job have it, read-only."""
+"""A job's present model, read-only."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def spec_of(
     clip_value: float | None = None,
     count: str = "pushes",
 ) -> OptimizerSpec:
-    """Return the optimizer of `zmqps.optim` that computes what one of PyTorch does.
+    """Return the optimizer of `zmqps.optim` with the equation and numbers of a PyTorch optimizer.
 
     Parameters
     ----------
@@ -98,14 +98,14 @@ def spec_of(
         SGD, Adam, AdamW, Adagrad, RMSprop or Adadelta. Its param groups may differ in every number: ``lr``,
         ``weight_decay``, ``momentum``, ``betas``, ``eps``, … but not in flags, such as ``nesterov``.
     named_parameters : iterable of (str, Tensor)
-        ``model.named_parameters()``. Those that are in no group of the optimizer are frozen.
+        ``model.named_parameters()``. Parameters in no group of the optimizer are frozen.
     clip_norm, clip_value, count
         As for each optimizer of `zmqps.optim`.
 
     Raises
     ------
     OptimizerError
-        It is of another class, or has an option that zmqps does not have; says which there are.
+        It is of another class, or has an option that zmqps lacks; names the known ones.
     """
     kind = _kind(optimizer)
     _check_options(optimizer, kind)

@@ -1,8 +1,8 @@
-"""One file with the rows of a sparse table: written as they come, read in pieces, by whichever format it is of.
+"""A file with the rows of a sparse table: written as they come, read in pieces, in one of several formats.
 
-A file has the ids of rows, int64, and their values, float32 ``(n, dim)``; and of which table it is. Parquet and Arrow
-files have a column ``id`` and one ``values``, a fixed-size list; safetensors files ``<table>.ids`` and
-``<table>.values``, as `export` writes those of a checkpoint.
+A file has the ids of rows, int64, their values, float32 ``(n, dim)``, and the table's name. Parquet and Arrow files
+have a column ``id`` and a column ``values``, a fixed-size list; safetensors files ``<table>.ids`` and
+``<table>.values``.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ class RowWriter(Protocol):
         """Add some rows."""
 
     def finish(self) -> None:
-        """Complete the file, and wait until it will survive a crash."""
+        """Complete the file, and wait until it is safe on the disk."""
 
     def discard(self) -> None:
-        """Let go of it, and of all files beside it; may be called again."""
+        """Remove it and its temporary files; may be called again."""
 
 
 def format_of(path: str, name: str | None = None) -> str:
-    """Return the format that is named, or that a file's name ends with.
+    """Return the given format, or the one of a file's suffix.
 
     Raises
     ------
     ConfigurationError
-        There is none such.
+        There is no such format.
     """
     if name is not None:
         return checks.one_of("format", name, tuple(SUFFIXES))
@@ -72,7 +72,7 @@ def _writer(format: str) -> Callable[[str, TableFacts], RowWriter]:
 
 
 class TableFile:
-    """A file that is being written; there is none of its name until it is whole.
+    """A file that is being written; it gets its name when it is complete.
 
     Parameters
     ----------
@@ -81,7 +81,7 @@ class TableFile:
     format
         ``"parquet"``, ``"arrow"`` or ``"safetensors"``; by default as the name ends.
     replace
-        Whether there may be such a file already.
+        Whether to replace an existing file.
 
     Attributes
     ----------
@@ -91,7 +91,7 @@ class TableFile:
     Raises
     ------
     ConfigurationError
-        There is such a file already, or the format is not known or lacks its library.
+        The file exists already, or the format is unknown or lacks its library.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, format: str | None = None, replace: bool = False) -> None:
@@ -149,7 +149,7 @@ def read_table(
     path
         Of the file.
     table
-        Whose rows, where a safetensors file has those of several tables. Of one alone the name does not matter.
+        Which table, if a safetensors file has several.
     dim
         Elements of a row.
     format
@@ -165,11 +165,11 @@ def read_table(
     Raises
     ------
     ConfigurationError
-        There is no such file, it has no such columns or arrays, or its format is not known or lacks its library.
+        There is no such file, it lacks these columns or arrays, or its format is unknown or lacks its library.
     DtypeError, ShapeError
-        Its columns or arrays are not those of such a table.
+        Its columns or arrays have other types or shapes.
     CheckpointCorruptError
-        It is not of that format, or cut short.
+        It is not of that format, or truncated.
     CheckpointStorageError
         It cannot be read.
     """
