@@ -29,6 +29,8 @@ from tests.imports import (
 )
 from tests.tables import for_each
 
+pytestmark = pytest.mark.tree
+
 #: The rooms of the package, in layers from the ground up, and for each the rooms it imports: all of them, and only such
 #: as stand above it here, so there is no circle. Imports for type checkers count, too.
 ROOMS: dict[str, dict[str, str]] = {
@@ -770,6 +772,6 @@ MANY_ATTRIBUTES = {
 
 
 def test_classes_of_the_core_have_few_attributes() -> None:
-    many = {node.name for _, node in classes(parsed(ROOT), "zmqps/core/") if len(attributes(node)) > MAX_ATTRIBUTES}
+    many = {node.name for _, node in classes(parsed(ROOT, "zmqps/core")) if len(attributes(node)) > MAX_ATTRIBUTES}
     assert many == set(MANY_ATTRIBUTES), "group what belongs together, or say here why it cannot be"
     assert len(MANY_ATTRIBUTES) <= 6
