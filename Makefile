@@ -49,7 +49,7 @@ INSTALLED := $(VENV)/.installed
 endif
 
 # The rules about the text of the tree, which `make check` tries and `make test` does not again.
-TREE  := $(addprefix tests/test_,advice.py architecture.py counts.py documents.py prose.py)
+TREE  := $(addprefix tests/test_,advice.py architecture.py counts.py documents.py kernel.py prose.py)
 # What `make test` runs, for targets that have an expression of their own or name files.
 USUAL := not (slow or repeats or tree or processes or lan or engines or gpu)
 

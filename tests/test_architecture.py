@@ -9,10 +9,12 @@ import ast
 import subprocess
 import sys
 from collections.abc import Collection, Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.counts import MAX_ATTRIBUTES, attributes, classes, parsed
+from tests.flat.bounds import BOUNDED
 from tests.imports import (
     ROOT,
     Graph,
@@ -742,6 +744,16 @@ def test_a_circle_between_modules_is_seen_and_what_only_leads_into_it_is_not() -
 def test_a_test_that_mirrors_nothing_is_seen(test: str, violations: int) -> None:
     exists = {"zmqps/net", "zmqps/net/system", "zmqps/net/system/ports.py", "zmqps/net/lane", "bench/__main__.py"}
     assert len(list(mirror_violations(test, exists))) == violations
+
+
+def test_what_the_soak_takes_for_bounded_is_there() -> None:
+    found = {
+        f"{'errors' if '/errors/' in module.path else Path(module.path).stem}.{node.name}"
+        for module in modules()
+        for node in module.tree.body
+        if isinstance(node, ast.ClassDef)
+    }
+    assert {".".join(name.split(".")[:2]) for name in BOUNDED} <= found
 
 
 def git(*arguments: str) -> str | None:

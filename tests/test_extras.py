@@ -67,6 +67,7 @@ def test_where_it_is_not_installed_it_is_the_tree_that_runs(monkeypatch: pytest.
     assert shlex.split(extras.advice("watch")) == ["pip", "install", "-e", f"{ROOT}[watch]"]
 
 
+@pytest.mark.repeats
 def test_pip_takes_the_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extras, "distribution", lambda name: Installed(json.dumps({"url": ROOT.as_uri()})))
     _, *arguments = shlex.split(extras.advice("watch"))
