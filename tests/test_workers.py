@@ -52,7 +52,7 @@ def train(worker: zmqps.Worker, steps: int, how: str = "") -> Any:
 
 
 def test_results_are_in_the_order_of_ranks() -> None:
-    results = zmqps.run(train, 3, workers=3, servers=2, kernels="numpy", timeout=PATIENCE)
+    results = zmqps.run(train, 3, workers=3, kernels="numpy", timeout=PATIENCE)
     assert [rank for rank, _ in results] == [0, 1, 2]
     for _, w in results:
         np.testing.assert_array_equal(w, np.full(4, -3.0))
@@ -60,7 +60,7 @@ def test_results_are_in_the_order_of_ranks() -> None:
 
 @pytest.mark.processes
 def test_a_function_may_finish_its_worker_itself() -> None:
-    assert zmqps.run(train, 1, "finish", workers=2, kernels="numpy", timeout=PATIENCE) == [0, 1]
+    assert zmqps.run(train, 1, "finish", workers=2, servers=2, kernels="numpy", timeout=PATIENCE) == [0, 1]
 
 
 @pytest.mark.parametrize(

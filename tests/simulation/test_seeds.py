@@ -27,7 +27,7 @@ def one_of_each_kind() -> list[str]:
     return [names[number % len(names)] for number, names in enumerate(kinds.values())]
 
 
-@pytest.mark.parametrize("name", one_in(16, one_of_each_kind()))
+@pytest.mark.parametrize("name", one_in(24, one_of_each_kind()))
 def test_a_seed_of_every_scenario(name: str) -> None:
     outcomes: Counter[str] = Counter()
     for seed in range(MOST_SEEDS):

@@ -41,12 +41,15 @@ def test_a_message_survives_the_wire(message) -> None:  # type: ignore[no-untype
     assert as_bytes(encode(again)) == frames
 
 
-@pytest.mark.parametrize("cls", m.BY_KIND.values(), ids=lambda cls: cls.__name__)
-@given(data=st.data())
-@settings(max_examples=6)
-def test_every_kind_survives_the_wire(cls, data) -> None:  # type: ignore[no-untyped-def]
-    message = data.draw(messages(cls))
-    assert comparable(decode(encode(message))) == comparable(message)
+@pytest.mark.hypothesis
+@for_each("cls", m.BY_KIND.values())
+def test_every_kind_survives_the_wire(cls) -> None:  # type: ignore[no-untyped-def]
+    @given(messages(cls))
+    @settings(max_examples=6)
+    def survives(message) -> None:  # type: ignore[no-untyped-def]
+        assert comparable(decode(encode(message))) == comparable(message)
+
+    survives()
 
 
 def test_every_message_of_the_room_is_known_by_a_kind_of_its_own() -> None:
