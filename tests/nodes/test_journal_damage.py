@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.pace import allow
 from zmqps.core.protocol.events import Record
 from zmqps.errors import JournalError
 from zmqps.nodes import journal as journals
@@ -59,7 +60,7 @@ def state_after(num_writes: int) -> dict[str, Any]:
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return where a killed coordinator's journal is; one of `n` transactions before is beside it, as ``-n``."""
     place = tmp_path_factory.mktemp("written") / "j"
-    assert subprocess.run([sys.executable, "-c", WRITER, place], timeout=60).returncode < 0
+    assert subprocess.run([sys.executable, "-c", WRITER, place], timeout=allow(60)).returncode < 0
     return place
 
 
