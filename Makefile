@@ -48,8 +48,10 @@ ZMQPS     := $(VENV)/bin/python -m zmqps
 INSTALLED := $(VENV)/.installed
 endif
 
+# The rules about the text of the tree, which `make check` tries and `make test` does not again.
+TREE  := $(addprefix tests/test_,advice.py architecture.py counts.py documents.py kernel.py prose.py)
 # What `make test` runs, for targets that have an expression of their own or name files.
-USUAL := not (slow or repeats or processes or lan or engines or gpu)
+USUAL := not (slow or repeats or tree or processes or lan or engines or gpu)
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Where it is set, each of the hundreds of processes of the tests compiles every module anew.
@@ -77,7 +79,7 @@ check: $(INSTALLED) ## format, lint, types, architecture rules, links in the doc
 	$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
 	$(PY) -m mypy
-	$(PY) -m pytest -q tests/test_architecture.py tests/test_documents.py
+	$(PY) -m pytest -q $(TREE)
 
 screenshots: $(INSTALLED) ## take the pictures of the page and of zmqps top for the documents, with chromium: three minutes
 	$(PY) -m tests.page.screenshots

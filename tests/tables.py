@@ -12,6 +12,15 @@ import pytest
 Test = Callable[..., None]
 
 
+def one_in(number: int, rows: Iterable[Any]) -> list[Any]:
+    """Return rows for ``pytest.mark.parametrize`` of which every run tries the first of so many, CI the others too.
+
+    A tuple has a value for each of several names.
+    """
+    values = [row if isinstance(row, tuple) else (row,) for row in rows]
+    return [pytest.param(*row, marks=pytest.mark.repeats if at % number else ()) for at, row in enumerate(values)]
+
+
 def for_each(names: str | tuple[str, ...], rows: Iterable[Any], *, ids: Iterable[str] = ()) -> Callable[[Test], Test]:
     """Let a test try each row of a table that is written as for ``pytest.mark.parametrize``.
 

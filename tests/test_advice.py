@@ -17,6 +17,8 @@ from zmqps import optim
 from zmqps.cli.main import cli
 from zmqps.core.job.spec import MEANS, NONFINITE_POLICIES, STRAGGLER_POLICIES
 
+pytestmark = pytest.mark.tree
+
 ROOT = Path(zmqps.__file__).parent
 #: What is called in texts -> its options.
 CALLED = {

@@ -9,10 +9,12 @@ import ast
 import subprocess
 import sys
 from collections.abc import Collection, Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.counts import MAX_ATTRIBUTES, attributes, classes, parsed
+from tests.flat.bounds import BOUNDED
 from tests.imports import (
     ROOT,
     Graph,
@@ -28,6 +30,8 @@ from tests.imports import (
     room_of,
 )
 from tests.tables import for_each
+
+pytestmark = pytest.mark.tree
 
 #: The rooms of the package, in layers from the ground up, and for each the rooms it imports: all of them, and only such
 #: as stand above it here, so there is no circle. Imports for type checkers count, too.
@@ -742,6 +746,16 @@ def test_a_test_that_mirrors_nothing_is_seen(test: str, violations: int) -> None
     assert len(list(mirror_violations(test, exists))) == violations
 
 
+def test_what_the_soak_takes_for_bounded_is_there() -> None:
+    found = {
+        f"{'errors' if '/errors/' in module.path else Path(module.path).stem}.{node.name}"
+        for module in modules()
+        for node in module.tree.body
+        if isinstance(node, ast.ClassDef)
+    }
+    assert {".".join(name.split(".")[:2]) for name in BOUNDED} <= found
+
+
 def git(*arguments: str) -> str | None:
     """Return what git says of this repository; None: it is none, or git is not there, or does not know."""
     try:
@@ -770,6 +784,6 @@ MANY_ATTRIBUTES = {
 
 
 def test_classes_of_the_core_have_few_attributes() -> None:
-    many = {node.name for _, node in classes(parsed(ROOT), "zmqps/core/") if len(attributes(node)) > MAX_ATTRIBUTES}
+    many = {node.name for _, node in classes(parsed(ROOT, "zmqps/core")) if len(attributes(node)) > MAX_ATTRIBUTES}
     assert many == set(MANY_ATTRIBUTES), "group what belongs together, or say here why it cannot be"
     assert len(MANY_ATTRIBUTES) <= 6

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 
+import pytest
+
 from tests.counts import (
     attributes,
     counts,
@@ -15,6 +17,8 @@ from tests.counts import (
     retry_constants,
 )
 from tests.imports import ROOT
+
+pytestmark = pytest.mark.tree
 
 #: More than this there may not be: write down here what there is now when it has become less.
 AT_MOST = {

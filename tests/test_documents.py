@@ -10,6 +10,8 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 
+import pytest
+
 import zmqps
 from tests import figures, roles
 from tests.imports import ROOT
@@ -20,6 +22,8 @@ from zmqps import __version__
 from zmqps.checkpoint.torch_state import TWINS
 from zmqps.optim import OptimizerSpec
 from zmqps.optim.registry import BUILTIN
+
+pytestmark = pytest.mark.tree
 
 DOCUMENTS = [
     *ROOT.glob("*.md"),

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.imports import ROOT
+from tests.pace import allow
 from zmqps import extras
 
 CLONE = "/home/me/zmq ps"
@@ -67,11 +68,12 @@ def test_where_it_is_not_installed_it_is_the_tree_that_runs(monkeypatch: pytest.
     assert shlex.split(extras.advice("watch")) == ["pip", "install", "-e", f"{ROOT}[watch]"]
 
 
+@pytest.mark.repeats
 def test_pip_takes_the_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extras, "distribution", lambda name: Installed(json.dumps({"url": ROOT.as_uri()})))
     _, *arguments = shlex.split(extras.advice("watch"))
     plain = [sys.executable, "-m", "pip", *arguments, "--dry-run", "--no-index", "--no-build-isolation"]
-    done = subprocess.run(plain, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(plain, capture_output=True, text=True, timeout=allow(60))
     assert done.returncode == 0, done.stderr
     assert re.search(r"Would install .*zmqps-|already satisfied: textual", done.stdout)
 

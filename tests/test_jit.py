@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import numpy as np
+import pytest
 
 from zmqps.jit import AHEAD, MOST_ELEMENTS, compiled, prefetch
 
@@ -57,6 +58,7 @@ print(array.sum(), sum(made.stats.cache_hits.values()))
 """
 
 
+@pytest.mark.repeats
 def test_what_was_compiled_for_a_module_that_has_another_name_now_is_compiled_anew_and_kept(tmp_path):
     (tmp_path / "loops.py").write_text(
         "def loop(array):\n    for i in range(3):\n        array[i] = update(array[i])\n"

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.imports import ROOT
 from tests.kernel import EXTENSIONS, LISTS, arrows, is_extension, kernel
+
+pytestmark = pytest.mark.tree
 
 
 def test_the_kernel_imports_no_extension() -> None:

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 import zmqps
+from tests.pace import allow
 from tests.tables import for_each
 from zmqps.extras import advice
 
@@ -16,7 +17,7 @@ MODULES = ("aio", "data", "jax", "keras", "keys", "local", "optim", "pipeline", 
 
 
 def run(code: str, *flags: str) -> str:
-    result = subprocess.run([sys.executable, *flags, "-c", code], capture_output=True, text=True, timeout=60)
+    result = subprocess.run([sys.executable, *flags, "-c", code], capture_output=True, text=True, timeout=allow(60))
     assert result.returncode == 0, result.stderr
     return result.stdout
 

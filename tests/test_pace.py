@@ -40,6 +40,7 @@ def test_what_the_package_waits_by_default_is_no_limit_of_a_test() -> None:
         assert inspect.signature(function).parameters["timeout"].default >= pace.MARGIN * usual
 
 
+@pytest.mark.repeats
 @pytest.mark.parametrize(("seconds", "code"), [(0.3, 0), (60.0, 1)])
 def test_the_timeout_of_a_test_is_scaled_and_a_hang_is_still_one(tmp_path: Path, seconds: float, code: int) -> None:
     (tmp_path / "test_it.py").write_text(f"import threading\n\ndef test_it():\n    threading.Event().wait({seconds})\n")

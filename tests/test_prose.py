@@ -6,6 +6,8 @@ import pytest
 
 from tests.prose import TOPS, found, long_lines, places
 
+pytestmark = pytest.mark.tree
+
 
 @pytest.mark.parametrize("top", TOPS)
 def test_texts_are_plain(top: str) -> None:

@@ -15,6 +15,7 @@ import click
 import pytest
 
 from tests.imports import ROOT
+from tests.pace import allow
 from tests.ports import free_port
 from tests.tables import for_each
 from zmqps.cli.main import cli
@@ -39,7 +40,7 @@ def run(*command: str, cwd: Path) -> str:
     env = {name: value for name, value in os.environ.items() if not name.startswith("ZMQPS_")}
     env["PYTHONPATH"] = str(ROOT)
     env["PATH"] = f"{Path(sys.executable).parent}:{env['PATH']}"
-    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=150)
+    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=allow(150))
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -10,6 +10,7 @@ import pytest
 
 import zmqps
 from tests.inprocess import InProcessCluster
+from tests.tables import one_in
 from tests.team import PATIENCE, Team
 from zmqps.client.requests import Params
 from zmqps.errors import ConfigurationError, DeadlineError, JobError, VersionError
@@ -85,12 +86,15 @@ def together(servers: int, optimizer: zmqps.optim.OptimizerSpec) -> list[Arrays]
 
 @pytest.mark.parametrize(
     ("optimizer", "rule"),
-    [
-        (zmqps.optim.sgd(0.01), sgd),
-        (zmqps.optim.sgd(0.01, momentum=0.9), momentum),
-        (zmqps.optim.adam(0.01), adam),
-    ],
-    ids=["sgd", "momentum", "adam"],
+    one_in(
+        3,
+        [
+            (zmqps.optim.adam(0.01), adam),
+            (zmqps.optim.sgd(0.01, momentum=0.9), momentum),
+            (zmqps.optim.sgd(0.01), sgd),
+        ],
+    ),
+    ids=["adam", "momentum", "sgd"],
 )
 def test_four_workers_are_one_process_on_the_fourfold_batch_and_every_run_gives_the_same_bits(
     optimizer: zmqps.optim.OptimizerSpec, rule: Callable[..., np.ndarray]

@@ -16,7 +16,7 @@ import pytest
 
 import zmqps
 from tests.imports import ROOT
-from tests.pace import allow
+from tests.pace import allow, stretch
 from zmqps.errors import ConfigurationError, DeadlineError, NodeFailedError, UnknownParameterError
 
 PATIENCE = allow(30.0)
@@ -52,23 +52,24 @@ def train(worker: zmqps.Worker, steps: int, how: str = "") -> Any:
 
 
 def test_results_are_in_the_order_of_ranks() -> None:
-    results = zmqps.run(train, 3, workers=3, servers=2, kernels="numpy", timeout=PATIENCE)
+    results = zmqps.run(train, 3, workers=3, kernels="numpy", timeout=PATIENCE)
     assert [rank for rank, _ in results] == [0, 1, 2]
     for _, w in results:
         np.testing.assert_array_equal(w, np.full(4, -3.0))
 
 
+@pytest.mark.processes
 def test_a_function_may_finish_its_worker_itself() -> None:
-    assert zmqps.run(train, 1, "finish", workers=2, kernels="numpy", timeout=PATIENCE) == [0, 1]
+    assert zmqps.run(train, 1, "finish", workers=2, servers=2, kernels="numpy", timeout=PATIENCE) == [0, 1]
 
 
 @pytest.mark.parametrize(
     ("how", "error", "said"),
     [
         ("raise", UnknownParameterError, "'v'"),
-        ("label", RuntimeError, "LabelError: seven"),
-        ("lambda", Exception, "<lambda>"),
-        ("exit", NodeFailedError, "worker 1 ended with exit code 3 before train had returned"),
+        pytest.param("label", RuntimeError, "LabelError: seven", marks=pytest.mark.processes),
+        pytest.param("lambda", Exception, "<lambda>", marks=pytest.mark.processes),
+        pytest.param("exit", NodeFailedError, "worker 1 ended with exit code 3 before", marks=pytest.mark.processes),
     ],
 )
 def test_the_error_of_a_worker_is_raised_here(how: str, error: type[Exception], said: str) -> None:
@@ -79,9 +80,10 @@ def test_the_error_of_a_worker_is_raised_here(how: str, error: type[Exception], 
         assert ("in train" in note) == (how != "lambda")
 
 
+@pytest.mark.processes
 def test_a_timeout_names_the_workers_that_have_not_returned() -> None:
     with pytest.raises(DeadlineError, match="waiting for worker 0, worker 1"):
-        zmqps.run(train, 1, "wait", workers=2, kernels="numpy", timeout=4.0)
+        zmqps.run(train, 1, "wait", workers=2, kernels="numpy", timeout=stretch(4.0))
 
 
 def test_a_function_that_no_process_can_import_is_refused_before_anything_starts() -> None:
@@ -118,7 +120,7 @@ def start(tmp_path: Path, guard: str) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.processes), signal.SIGKILL])
 def test_nothing_is_left_after_the_end_of_the_script(number: signal.Signals, tmp_path: Path) -> None:
     with start(tmp_path, 'if __name__ == "__main__": ') as script:
         assert script.stdout is not None
@@ -133,6 +135,7 @@ def test_nothing_is_left_after_the_end_of_the_script(number: signal.Signals, tmp
     assert rest.count("\n") <= 1, rest
 
 
+@pytest.mark.processes
 def test_a_script_that_calls_it_while_it_is_imported_is_told_where_to(tmp_path: Path) -> None:
     with start(tmp_path, "") as script:
         assert script.stdout is not None

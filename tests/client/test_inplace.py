@@ -15,7 +15,8 @@ import pytest
 import zmqps
 from tests.modes import MODES
 from tests.net.cluster import PATIENCE, Cluster, running
-from tests.tables import for_each
+from tests.pace import stretch
+from tests.tables import for_each, one_in
 from zmqps.client import inplace
 from zmqps.client.inplace import CopiesOnWrite, Staging
 from zmqps.client.tensors import copy_finite
@@ -150,10 +151,13 @@ def test_of_pushes_that_fail_a_few_give_up_their_memory(cluster: Cluster, staged
     assert staged == [True] * (inplace.MOST_PARTED + 1) + [False]
 
 
-@pytest.mark.parametrize("options", [{}, {"aggregate": 2}], ids=["parts of a step", "more than workers"])
+@pytest.mark.parametrize("options", one_in(2, [{}, {"aggregate": 2}]), ids=["parts of a step", "more than workers"])
 def test_what_a_lost_leader_had_of_a_step_is_brought_as_it_was_pushed(options: dict[str, int]) -> None:
     size = 1 << 18
-    with zmqps.LocalCluster(2, replicas=1, heartbeat_timeout=2.0) as local, zmqps.connect(local.address) as worker:
+    with (
+        zmqps.LocalCluster(2, replicas=1, heartbeat_timeout=stretch(2.0)) as local,
+        zmqps.connect(local.address) as worker,
+    ):
         worker.init({"w": np.zeros(size, np.float32)}, optimizer=zmqps.optim.sgd(1.0), mode="sync", **options)
         worker.pull()
         worker.push_pull({"w": np.full(size, -1, np.float32)}, **({} if options else {"step": False}))

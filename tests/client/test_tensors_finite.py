@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 from tests.pace import allow
+from tests.tables import for_each
 from zmqps.client import tensors
 from zmqps.client.tensors import are_finite
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@for_each("threads", [1, 2])
+@for_each("bad", [np.nan, np.inf, -np.inf])
+@for_each("dtype", [np.float32, np.float64])
 def test_one_bad_element_is_found_wherever_it_is(
     threads: int, bad: float, dtype: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import logging
 
 import pytest
 
 from tests.flat.bounds import BOUNDED, bound_of
 from tests.flat.flat import in_directory, table
-from tests.imports import ROOT
 from tests.pace import allow
 
 #: Each of 20 jobs, 80 connections and 40 checkpoints.
@@ -26,16 +24,6 @@ def test_a_cluster_holds_no_more_after_many_jobs_connections_and_checkpoints(
     out = in_directory(ROUNDS, keyed=keyed)
     assert not out.grown, table(out)
     assert (out.jobs, out.connections, out.checkpoints) == (20 * ROUNDS, 80 * ROUNDS, 40 * ROUNDS)
-
-
-def test_what_has_a_bound_is_there() -> None:
-    found = {
-        f"{'errors' if 'errors' in path.parts else path.stem}.{node.name}"
-        for path in (ROOT / "zmqps").rglob("*.py")
-        for node in ast.parse(path.read_text()).body
-        if isinstance(node, ast.ClassDef)
-    }
-    assert {".".join(name.split(".")[:2]) for name in BOUNDED} <= found
 
 
 def test_what_has_a_bound_is_known_by_its_class_and_attribute() -> None:

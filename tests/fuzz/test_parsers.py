@@ -8,8 +8,7 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, settings
 
 from tests.fuzz.parsers import PARSERS, mutated
 from tests.tables import for_each
@@ -43,7 +42,12 @@ def test_what_is_accepted_is_read(name: str, tmp_path: Path) -> None:
         PARSERS[name].feed(data, place)
 
 
-@pytest.mark.parametrize("name", PARSERS)
-@given(data=st.data())
-def test_whatever_stands_there_is_read_or_refused_with_a_typed_error(name: str, data: st.DataObject) -> None:
-    feed(name, data.draw(mutated(PARSERS[name].good())))
+@pytest.mark.hypothesis
+@for_each("name", PARSERS)
+def test_whatever_stands_there_is_read_or_refused_with_a_typed_error(name: str) -> None:
+    @given(mutated(PARSERS[name].good()))
+    @settings(max_examples=15)
+    def is_read_or_refused(data: bytes) -> None:
+        feed(name, data)
+
+    is_read_or_refused()

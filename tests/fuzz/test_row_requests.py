@@ -51,7 +51,7 @@ def cargoes(transfer: Any) -> list[RowCargo]:
 
 
 @given(SHAPES, INTEGERS, FLOATS, st.sampled_from([1, 2, 17, 4096]), st.integers(1, 4), st.data())
-@settings(max_examples=150)
+@settings(max_examples=60)
 def test_any_arrays_are_summed_by_id_and_read_by_position(
     shape: tuple[int, ...], ids_dtype: str, dtype: str, dim: int, shards: int, data: st.DataObject
 ) -> None:

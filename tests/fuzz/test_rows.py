@@ -202,14 +202,14 @@ STEPS = st.lists(pushes(FIRST) | pushes(FIRST) | pulls(FIRST) | COMMITS, min_siz
 
 @pytest.mark.parametrize("nonfinite", ["reject", "allow"])
 @given(data=st.data())
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_a_server_answers_whatever_is_said_of_rows(data: st.DataObject, nonfinite: str) -> None:
     machine, first = server_of("async", nonfinite)
     check("async", first, machine, data.draw(SAID))
 
 
 @given(STEPS)
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_a_synchronous_server_does(messages: list[Message]) -> None:
     machine, first = server_of("sync")
     check("sync", first, machine, messages)
@@ -238,7 +238,7 @@ def test_a_synchronous_server_does_for_long(messages: list[Message]) -> None:
     st.sampled_from([float("nan"), float("inf"), -float("inf")]),
     st.data(),
 )
-@settings(max_examples=15)
+@settings(max_examples=8)
 def test_rows_of_a_peer_that_does_not_look_itself_are_refused_with_id_and_worker(
     mode: str, codec: str, ids: list[int], wrong: float, data: st.DataObject
 ) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.pace import allow
 from tests.tables import for_each
 from zmqps import keys
 from zmqps.errors import ConfigurationError
@@ -170,7 +171,7 @@ def test_no_secret_arrives_by_rsync(secretive: Path, tmp_path: Path) -> None:
     shell.write_text('#!/bin/sh\nwhile [ "$1" != far ]; do shift; done; shift; exec sh -c "$*"\n')
     shell.chmod(0o755)
     command = Shell(ssh=str(shell)).copy(Host(name="far"), code.folder, str(tmp_path / "there"))
-    subprocess.run(command, input=code.listing, check=True, timeout=60)
+    subprocess.run(command, input=code.listing, check=True, timeout=allow(60))
     arrived = {path.relative_to(tmp_path / "there").as_posix() for path in (tmp_path / "there").rglob("*")}
     assert NO_SECRETS <= arrived
     assert not {name.rstrip("/") for name in SECRETS} & arrived

@@ -12,6 +12,7 @@ import pytest
 
 from tests.pace import allow
 from tests.tables import for_each
+from zmqps.cli.running import output
 from zmqps.cli.running.output import MAX_BACKLOG, LogFile, Painter, Terminal
 from zmqps.folder import Folder
 from zmqps.logs.handler import NodeFormatter, set_up_logging
@@ -95,7 +96,8 @@ def test_a_terminal_sees_levels_in_colour_and_only_what_the_message_does_not_say
     assert "\x1b[33mwarning\x1b[0m: lost worker-2\x1b[2m [error=Z006]\x1b[0m" in shown
 
 
-def test_a_paused_terminal_holds_nobody_up(tmp_path) -> None:
+def test_a_paused_terminal_holds_nobody_up(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "MAX_BACKLOG", 200)
     go_on = threading.Event()
 
     class Paused(io.StringIO):
@@ -107,9 +109,9 @@ def test_a_paused_terminal_holds_nobody_up(tmp_path) -> None:
     terminal = Terminal(screen)
     with Folder(tmp_path) as folder:
         log = LogFile("n", folder, "n.log", terminal)
-        log.take(["x"] * 2 * MAX_BACKLOG)
+        log.take(["x"] * 400)
         log.close()
-    assert (tmp_path / "n.log").read_text().count("\n") == 2 * MAX_BACKLOG
+    assert (tmp_path / "n.log").read_text().count("\n") == 400
     go_on.set()
     terminal.close(30.0)
     assert "lines left out here" in screen.getvalue()

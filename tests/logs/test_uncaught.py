@@ -11,6 +11,8 @@ import pytest
 
 import zmqps
 from tests.imports import ROOT
+from tests.pace import allow
+from tests.tables import one_in
 from zmqps.logs.uncaught import VARIABLE, brief
 
 NOBODY = "tcp://127.0.0.1:1"
@@ -23,7 +25,7 @@ def run(script: str, folder: Path, **variables: str) -> list[str]:
     env = {name: value for name, value in os.environ.items() if not name.startswith(("ZMQPS_", "PYTHONASYNCIODEBUG"))}
     ended = subprocess.run(
         [sys.executable, str(path)], env={**env, "PYTHONPATH": str(ROOT), **variables}, capture_output=True, text=True,
-        timeout=60.0, check=False,
+        timeout=allow(60.0), check=False,
     )  # fmt: skip
     assert ended.returncode != 0
     return ended.stderr.splitlines()
@@ -44,6 +46,7 @@ def test_an_error_is_shown_without_frames_of_zmqps(tmp_path: Path) -> None:
     assert len(said) <= 9
 
 
+@pytest.mark.repeats
 def test_all_of_it_is_shown_where_that_is_asked_for(tmp_path: Path) -> None:
     said = run(CONNECTS, tmp_path, **{VARIABLE: "1"})
     assert sum("/zmqps/" in line for line in said) > 1
@@ -55,7 +58,7 @@ def test_ctrl_c_is_one_line(tmp_path: Path) -> None:
     assert said == [f"KeyboardInterrupt in {tmp_path / 'script.py'}, line 6"]
 
 
-@pytest.mark.parametrize("begins", ["connect", "LocalCluster"])
+@pytest.mark.parametrize("begins", one_in(2, ["connect", "LocalCluster"]))
 def test_ctrl_c_during_the_import_of_zmqps_is_one_line_too(begins: str, tmp_path: Path) -> None:
     script = f"""import sys
 class Interrupted:
@@ -69,6 +72,7 @@ zmqps.{begins}()
     assert run(script, tmp_path) == [f"KeyboardInterrupt in {tmp_path / 'script.py'}, line 5"]
 
 
+@pytest.mark.repeats
 def test_an_error_in_a_thread_of_the_script_is_shown_so_too(tmp_path: Path) -> None:
     begins = "\nimport threading\nthread = threading.Thread(target=begin)\nthread.start()\nthread.join()\n1 / 0"
     script = CONNECTS.replace("\nbegin()", begins)
@@ -77,6 +81,7 @@ def test_an_error_in_a_thread_of_the_script_is_shown_so_too(tmp_path: Path) -> N
     assert not any(f"{ROOT}/zmqps/" in line for line in said)
 
 
+@pytest.mark.repeats
 def test_who_shows_errors_already_goes_on_doing_so(tmp_path: Path) -> None:
     hook = "import sys\nsys.excepthook = lambda kind, error, trace: print('mine', kind.__name__, file=sys.stderr)\n"
     assert run(hook + CONNECTS, tmp_path) == ["mine DeadlineError"]

@@ -72,6 +72,7 @@ def test_text_of_more_bytes_than_characters_is_changed_in_the_right_place() -> N
     assert "    'é∞'; a = 'ü'; return a" in {m.apply(source).splitlines()[1] for m in mutants("m.py", source)}
 
 
+@pytest.mark.repeats
 def test_every_mutant_of_the_core_is_a_module_that_says_something_else() -> None:
     sources = modules("zmqps/core")
     trees: dict[str, str] = {}

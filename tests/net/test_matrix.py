@@ -84,7 +84,7 @@ def train(transport: str, optimizer: str) -> None:
 
 @for_each(
     "transport, optimizer",
-    [("tcp", "adam"), ("ipc", "momentum"), ("shm", "sgd"), ("shm", "adamw")],
+    [("tcp", "adam"), ("ipc", "momentum"), ("shm", "adamw")],
 )
 def test_every_codec_comes_through_every_transport(transport: str, optimizer: str) -> None:
     train(transport, optimizer)

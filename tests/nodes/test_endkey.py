@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.imports import ROOT
+from tests.pace import allow
 from zmqps.net.system import host
 from zmqps.nodes.endkey import find_end_key, new_end_key, offer_end_key
 
@@ -74,7 +75,7 @@ def test_two_coordinators_of_one_host_have_one_port_at_two_addresses() -> None:
 
 def kill_one(endpoint: str, folder: Path) -> None:
     env = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder)}
-    subprocess.run([sys.executable, "-c", KILLED, endpoint], env=env, check=False, timeout=30.0)
+    subprocess.run([sys.executable, "-c", KILLED, endpoint], env=env, check=False, timeout=allow(30))
 
 
 def test_what_a_killed_coordinator_of_this_host_has_left_is_removed(shared: Path) -> None:

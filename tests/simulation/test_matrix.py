@@ -20,6 +20,7 @@ from tests.reference import Array, Place, Reference, brought, odd_parameters
 from tests.simulator import Faults, Node, Simulation
 from tests.simulator.engine import Program
 from tests.simulator.jobs.training import ReferenceRules, Training, loaded_shard
+from tests.tables import one_in
 from zmqps import codecs
 from zmqps.core.job.keyspace import Placement
 from zmqps.core.job.spec import JobSpec
@@ -291,7 +292,7 @@ def train(optimizer: str, push_codec: str, pull_codec: str, mode: str, seed: int
     simulation.run()
 
 
-@pytest.mark.parametrize("number", range(len(OPTIMIZERS)))
+@pytest.mark.parametrize("number", one_in(4, range(len(OPTIMIZERS))))
 def test_each_optimizer_with_a_codec_of_the_job_and_others_by_call(number: int, monkeypatch) -> None:
     optimizer = list(OPTIMIZERS)[number]
     push_codec, pull_codec = CODECS[number % len(CODECS)], FOR_PULLS[number % len(FOR_PULLS)]

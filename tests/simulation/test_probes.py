@@ -56,6 +56,7 @@ def test_what_is_watched_is_as_before_afterwards() -> None:
     assert [vars(probe.of)[probe.method] for probe in PROBES] == before
 
 
+@pytest.mark.repeats
 def test_probes_change_no_run() -> None:
     scenario = SCENARIOS["sync-scales-returned-replicas"]
     plain = scenario.simulation(3).run()
@@ -76,6 +77,7 @@ def test_no_probe_is_of_what_every_step_calls() -> None:
     assert all(inspect.isfunction(vars(probe.of)[probe.method]) for probe in PROBES)
 
 
+@pytest.mark.repeats
 def test_seeds_say_how_many_of_them_have_reached_a_probe() -> None:
     name = "a comeback with a step that servers have not confirmed"
     _, reached = run_seeds(["sync-returned"], range(6), jobs=1)

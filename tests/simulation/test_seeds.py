@@ -12,6 +12,7 @@ import pytest
 from tests.simulator.scenarios import SCENARIOS
 from tests.simulator.seeds import replay
 from tests.simulator.simulation import SimulationError
+from tests.tables import one_in
 
 #: One seed of each scenario is enough where so much is pushed in it. Where a fault has ended it early, as the sleep of
 #: a server without copies does, others are tried; `make test-slow` runs thousands of all together.
@@ -26,14 +27,7 @@ def one_of_each_kind() -> list[str]:
     return [names[number % len(names)] for number, names in enumerate(kinds.values())]
 
 
-#: Of every eighth kind in every run, of the others in CI too.
-CHOSEN = [
-    pytest.param(name, marks=pytest.mark.repeats) if number % 8 else name
-    for number, name in enumerate(one_of_each_kind())
-]
-
-
-@pytest.mark.parametrize("name", CHOSEN)
+@pytest.mark.parametrize("name", one_in(24, one_of_each_kind()))
 def test_a_seed_of_every_scenario(name: str) -> None:
     outcomes: Counter[str] = Counter()
     for seed in range(MOST_SEEDS):
@@ -53,7 +47,7 @@ def test_thousands_of_seeds(name: str) -> None:
         SCENARIOS[name].simulation(seed).run()
 
 
-@pytest.mark.parametrize("name", ["async-everything", "bounded-stops", "sync-restarts", "sync-data-crashes"])
+@pytest.mark.parametrize("name", one_in(2, ["async-everything", "bounded-stops", "sync-data-crashes", "sync-restarts"]))
 def test_a_seed_replays_exactly(name: str) -> None:
     first, second = (SCENARIOS[name].simulation(7) for _ in range(2))
     assert first.run() == second.run()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from bench.cases.day import CHANGE_S, STEP_S, WORKERS, Day, measure
 from zmqps.core.coordinator.watching.history import MAX_SERIES, SERIES_NBYTES
 
@@ -23,6 +25,7 @@ def test_members_beat_log_take_steps_and_come_and_go() -> None:
     day.machine.validate()
 
 
+@pytest.mark.repeats
 def test_a_row_for_each_mark_says_what_is_held() -> None:
     rows = measure(0.03, marks=(0.02,))
     assert [row.extra["hours"] for row in rows] == [0.02, 0.03]

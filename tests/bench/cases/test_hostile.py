@@ -15,6 +15,7 @@ def kind(header: bytes) -> int:
     return header[3] if header[0] == LIST_OF_MANY else header[1]
 
 
+@pytest.mark.repeats
 def test_every_message_that_a_client_may_send_is_tried() -> None:
     clients = {row.message for row in TABLE if row.coordinator - {SERVER}}
     for_its_own = [make for name, (_, make) in hostile.CASES.items() if "any kind" not in name and "Init" not in name]

@@ -136,7 +136,7 @@ def test_rows_are_read_by_any_number_of_servers(after: int) -> None:
 STEPS = st.lists(st.lists(st.integers(-30, 30), min_size=1, max_size=20, unique=True), min_size=1, max_size=4)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(st.lists(STEPS, min_size=1, max_size=4), st.integers(1, 3), st.integers(1, 3), st.data())
 def test_any_chain_is_read_by_any_servers_and_compacted(saves: Any, first: int, second: int, data: Any) -> None:
     small = {"capacity_nbytes": first * 12 * 50, "when_full": "evict"} if data.draw(st.booleans()) else {}

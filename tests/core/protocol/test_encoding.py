@@ -75,7 +75,7 @@ def test_values_may_travel_in_the_others() -> None:
     inline=st.booleans(),
     seed=st.integers(0, 9),
 )
-@settings(max_examples=25)
+@settings(max_examples=15)
 def test_a_part_is_one_blob_of_all_its_pieces(spec: str, sizes: list[list[int]], inline: bool, seed: int) -> None:
     codec = parse(spec)
     parts = parts_of(sizes, [(F4, F8)[i % 2] for i in range(len(sizes))], seed)
@@ -152,7 +152,7 @@ def test_a_payload_too_short_or_too_long_is_refused(spec: str, inline: bool) -> 
 
 @pytest.mark.parametrize("spec", LOSSY)
 @given(st.lists(st.binary(max_size=300), max_size=3), st.lists(st.integers(1, 90), max_size=3))
-@settings(max_examples=40)
+@settings(max_examples=25)
 def test_junk_is_arrays_of_the_right_size_or_a_protocol_error(
     spec: str, payload: list[bytes], sizes: list[int]
 ) -> None:

@@ -33,7 +33,7 @@ def push_with(payload: object, *frames: bytes) -> list[bytes]:
 
 
 @given(messages())
-@settings(max_examples=250)
+@settings(max_examples=100)
 def test_a_message_survives_the_wire(message) -> None:  # type: ignore[no-untyped-def]
     frames = as_bytes(encode(message))
     again = decode(frames)
@@ -41,12 +41,15 @@ def test_a_message_survives_the_wire(message) -> None:  # type: ignore[no-untype
     assert as_bytes(encode(again)) == frames
 
 
-@pytest.mark.parametrize("cls", m.BY_KIND.values(), ids=lambda cls: cls.__name__)
-@given(data=st.data())
-@settings(max_examples=15)
-def test_every_kind_survives_the_wire(cls, data) -> None:  # type: ignore[no-untyped-def]
-    message = data.draw(messages(cls))
-    assert comparable(decode(encode(message))) == comparable(message)
+@pytest.mark.hypothesis
+@for_each("cls", m.BY_KIND.values())
+def test_every_kind_survives_the_wire(cls) -> None:  # type: ignore[no-untyped-def]
+    @given(messages(cls))
+    @settings(max_examples=6)
+    def survives(message) -> None:  # type: ignore[no-untyped-def]
+        assert comparable(decode(encode(message))) == comparable(message)
+
+    survives()
 
 
 def test_every_message_of_the_room_is_known_by_a_kind_of_its_own() -> None:
@@ -232,19 +235,19 @@ def refused_or_sound(frames: list[bytes]) -> None:
 @given(NOISE)
 @example([b"\xdd\xff\xff\xff\xff"])
 @example([b"\xc6\xff\xff\xff\xff"])
-@settings(max_examples=500)
+@settings(max_examples=250)
 def test_noise_is_a_message_or_a_protocol_error(frames) -> None:  # type: ignore[no-untyped-def]
     refused_or_sound(frames)
 
 
 @given(mutated())
-@settings(max_examples=250)
+@settings(max_examples=100)
 def test_a_damaged_message_is_a_message_or_a_protocol_error(frames) -> None:  # type: ignore[no-untyped-def]
     refused_or_sound(frames)
 
 
 @given(almost())
-@settings(max_examples=250)
+@settings(max_examples=120)
 def test_fields_of_the_wrong_type_are_a_protocol_error(frames) -> None:  # type: ignore[no-untyped-def]
     refused_or_sound(frames)
 

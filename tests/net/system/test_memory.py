@@ -131,6 +131,7 @@ with ThreadPoolExecutor(1) as pool:
 """
 
 
+@pytest.mark.repeats
 def test_objects_made_of_large_messages_leave_nothing_behind() -> None:
     done = subprocess.run([sys.executable, "-c", OF_OBJECTS], capture_output=True, check=True, timeout=allow(60))
     sizes = [*map(int, done.stdout.split())]

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from tests.pace import allow
 from zmqps.core.protocol.messages import Probed
 from zmqps.core.protocol.messages.watching import MAX_STACKS_NBYTES
 from zmqps.core.protocol.wire import MAX_SHORT_HEADER_NBYTES, decode, encode
@@ -78,7 +79,7 @@ os.kill(os.getpid(), signal.SIGUSR2)
 signal.signal(signal.SIGUSR2, lambda *_: None)  # from now on it is the user's
 assert stacks.facts() == {"log": "worker-3"}
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=allow(60), check=True)
     assert "Current thread" in done.stderr
     assert 'File "<string>", line 7 in <module>' in done.stderr
 
@@ -92,5 +93,5 @@ signal.signal(signal.SIGUSR2, lambda *_: print("mine"))
 assert not stacks.answer_signal()
 signal.raise_signal(signal.SIGUSR2)
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=allow(60), check=True)
     assert done.stdout == "mine\n"

@@ -10,6 +10,8 @@ from tests.simulation.test_invariants import caught, wrap
 from zmqps.core.protocol.limits import WINDOW_NBYTES
 from zmqps.core.worker.connections.wire import Wire
 
+pytestmark = pytest.mark.repeats
+
 Patch = pytest.MonkeyPatch
 
 

@@ -54,6 +54,7 @@ def violated(make: type[GroupMachine], seed: int, mode: str = "sync") -> str:
     return ""
 
 
+@pytest.mark.repeats
 @pytest.mark.parametrize(
     ("make", "said"), [(Forgetful, "acknowledged, and in no push"), (Greedy, "applied twice"), (Patient, "hang")]
 )
@@ -69,6 +70,7 @@ class RealClock(AwakeClock):
         return real
 
 
+@pytest.mark.repeats
 def test_a_leader_that_judges_by_real_time_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     freezes = SCENARIOS["sync-combined-freezes"]
     assert not any(_violated(freezes.simulation(seed)) for seed in range(SEEDS))
@@ -76,6 +78,7 @@ def test_a_leader_that_judges_by_real_time_is_noticed(monkeypatch: pytest.Monkey
     assert any("is dropped, and stood still" in _violated(freezes.simulation(seed)) for seed in range(SEEDS))
 
 
+@pytest.mark.repeats
 @pytest.mark.parametrize("mode", ["async", "sync"])
 def test_a_member_that_does_not_read_what_a_leader_said_before_it_gave_it_up(
     mode: str, monkeypatch: pytest.MonkeyPatch

@@ -23,6 +23,7 @@ from tests.simulator.placement.copies import WHOLE_S
 from tests.simulator.placement.replicas import replicated
 from tests.simulator.placement.stores import Disk
 from tests.simulator.scenarios import SCENARIOS
+from tests.tables import one_in
 from zmqps.core.coordinator.consistency.synchronous import Synchronous
 from zmqps.core.coordinator.members.membership import Membership
 from zmqps.core.coordinator.members.places import Occupancy
@@ -113,10 +114,10 @@ def gone(simulation: Simulation) -> list[str]:
     return [departure.member.title for departure in simulation.coordinator.membership.gone if departure.how == "lost"]
 
 
-@pytest.mark.parametrize("make", [asynchronous, synchronous])
+@pytest.mark.parametrize("make", one_in(2, [asynchronous, synchronous]))
 @pytest.mark.parametrize(
     ("who", "times"),
-    [(coordinator, 1.3), (coordinator, 3.0), (coordinator_and_leader, 1.3), (everybody, 3.0), (leader, 0.6)],
+    one_in(2, [(coordinator, 1.3), (coordinator, 3.0), (everybody, 3.0), (coordinator_and_leader, 1.3), (leader, 0.6)]),
 )
 def test_nobody_is_given_up_for_the_sleep_of_the_one_that_judges(
     make: Callable[[], Training], who: Callable[[Simulation], list[Node]], times: float
@@ -131,7 +132,7 @@ def test_nobody_is_given_up_for_the_sleep_of_the_one_that_judges(
     assert not any(name.endswith("Error") for name in report.outcomes)
 
 
-@pytest.mark.parametrize("make", [asynchronous, synchronous])
+@pytest.mark.parametrize("make", one_in(2, [asynchronous, synchronous]))
 def test_a_leader_that_slept_while_a_backup_took_over_answers_nothing(make: Callable[[], Training]) -> None:
     simulation = cluster(make())
     stop(simulation, 3.0, 3.0 * TIMEOUT_S, leader)
@@ -162,7 +163,7 @@ def cluster_that_comes_back(patch: Patch, training: Training) -> Simulation:
     return simulation
 
 
-@pytest.mark.parametrize("make", [asynchronous, synchronous])
+@pytest.mark.parametrize("make", one_in(2, [asynchronous, synchronous]))
 def test_a_coordinator_that_is_back_may_give_up_a_member_that_has_not_said_who_it_is(
     make: Callable[[], Training], monkeypatch: Patch
 ) -> None:
@@ -241,7 +242,7 @@ def bounded() -> LateReader:
     return LateBoundedReader(staleness=4, plain=True, steps=7, parameters=6, size=40, compute_s=0.4, timeout=60.0)
 
 
-@pytest.mark.parametrize("seed", range(1, 4))
+@pytest.mark.parametrize("seed", one_in(3, range(1, 4)))
 def test_with_a_bound_a_zombie_answers_no_pull_also_of_a_worker_that_takes_it_for_the_leader(seed: int) -> None:
     training = bounded()
     simulation = cluster(training, seed)
@@ -251,12 +252,14 @@ def test_with_a_bound_a_zombie_answers_no_pull_also_of_a_worker_that_takes_it_fo
     assert not training.zombie_said
 
 
-@pytest.mark.parametrize("seed", range(1, 4))
+@pytest.mark.repeats
+@pytest.mark.parametrize("seed", one_in(3, range(1, 4)))
 def test_a_leader_that_answers_pulls_without_asking_its_backups(monkeypatch: Patch, seed: int) -> None:
     monkeypatch.setattr(Tenant, "is_bounded", False)
     assert "does not see what was pushed before" in violated(cluster(bounded(), seed))
 
 
+@pytest.mark.repeats
 @pytest.mark.parametrize("seed", range(3))
 def test_a_server_that_answers_a_pull_with_an_older_version_than_it_asks_for(monkeypatch: Patch, seed: int) -> None:
     monkeypatch.setattr(DensePart, "is_available", lambda dense, message: True)
@@ -273,6 +276,7 @@ def test_without_a_bound_a_worker_that_has_not_heard_of_the_new_leader_may_read_
 # --- judges that go by real time ------------------------------------------------------------------
 
 
+@pytest.mark.repeats
 def test_a_coordinator_that_judges_members_by_real_time(monkeypatch: Patch) -> None:
     judge_by_real_time(monkeypatch, "coordinator")
     simulation = cluster(asynchronous())
@@ -280,6 +284,7 @@ def test_a_coordinator_that_judges_members_by_real_time(monkeypatch: Patch) -> N
     assert "coordinator has given up" in violated(simulation)
 
 
+@pytest.mark.repeats
 @pytest.mark.parametrize("role", ["server", "worker"])
 def test_a_member_that_judges_the_coordinator_by_real_time(monkeypatch: Patch, role: str) -> None:
     judge_by_real_time(monkeypatch, role)
@@ -288,6 +293,7 @@ def test_a_member_that_judges_the_coordinator_by_real_time(monkeypatch: Patch, r
     assert "has given up coordinator" in violated(simulation)
 
 
+@pytest.mark.repeats
 def test_a_coordinator_that_gives_members_no_time_to_come_back(monkeypatch: Patch) -> None:
     simulation = cluster_that_comes_back(monkeypatch, asynchronous())
     stop(simulation, 3.2, 2.5, leader)
@@ -309,6 +315,7 @@ class Meeting(AsyncTraining):
         yield EnterBarrier(0.0, barrier="all"), 7.0
 
 
+@pytest.mark.repeats
 def test_a_worker_that_waits_at_a_barrier_by_real_time(monkeypatch: Patch) -> None:
     def outcomes() -> set[str]:
         simulation = cluster(Meeting(restart=False))
@@ -391,7 +398,7 @@ def visited(seed: int) -> Simulation:
     return simulation
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", one_in(3, [1, 2, 3]))
 def test_a_job_is_kept_for_its_lease_while_the_coordinator_is_awake(seed: int, monkeypatch: Patch) -> None:
     simulation = visited(seed)
     simulation.run()
@@ -418,6 +425,7 @@ def late(policy: str, seed: int) -> Simulation:
     return simulation
 
 
+@pytest.mark.repeats
 @pytest.mark.parametrize("policy", ["continue", "fail"])
 def test_a_coordinator_that_calls_workers_late_by_real_time(policy: str, monkeypatch: Patch) -> None:
     seeds = range(3)
@@ -442,6 +450,7 @@ def scarce(seed: int) -> Simulation:
     return simulation
 
 
+@pytest.mark.repeats
 def test_a_worker_that_is_refused_memory_for_long_by_real_time(monkeypatch: Patch) -> None:
     seeds = range(5)
     assert not any(violated(scarce(seed)) for seed in seeds)
@@ -468,6 +477,7 @@ def held(seed: int) -> Simulation:
     return simulation
 
 
+@pytest.mark.repeats
 def test_a_coordinator_that_waits_for_a_pause_by_real_time(monkeypatch: Patch) -> None:
     seeds = range(3)
     assert not any(violated(held(seed)) for seed in seeds)

@@ -17,6 +17,8 @@ from zmqps.core.server.tables.rows import Rows
 from zmqps.core.server.tables.table import RowTable
 from zmqps.rows.store import RowStore
 
+pytestmark = pytest.mark.repeats
+
 Patch = pytest.MonkeyPatch
 NOTHING = np.empty(0, np.int64)
 

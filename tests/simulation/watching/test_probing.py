@@ -39,6 +39,7 @@ def test_those_who_watch_are_told_who_is_waited_for_and_who_is_slow() -> None:
     assert slowest > 0
 
 
+@pytest.mark.repeats
 def test_a_coordinator_that_says_to_wait_for_those_who_have_come(monkeypatch: Patch) -> None:
     monkeypatch.setattr(
         Synchronous, "awaited", lambda self: [who for who, one in self._workers.items() if one.presence == "trains"]
@@ -46,6 +47,7 @@ def test_a_coordinator_that_says_to_wait_for_those_who_have_come(monkeypatch: Pa
     caught("sync-probed-loss", "has come, and is said to be waited for")
 
 
+@pytest.mark.repeats
 def test_a_coordinator_that_calls_slow_who_has_gone(monkeypatch: Patch) -> None:
     def slowest(self: Delays, members: object) -> Mapping[str, object]:
         return original(self, {member.incarnation: member for member, *_ in self._recent})
@@ -55,6 +57,7 @@ def test_a_coordinator_that_calls_slow_who_has_gone(monkeypatch: Patch) -> None:
     caught("sync-probed-everything", "which has gone, is said to be slow", begin=22)
 
 
+@pytest.mark.repeats
 def test_a_coordinator_that_tells_more_of_what_happened_than_was_asked_for(monkeypatch: Patch) -> None:
     def all_of_it(original, self, asked, *others):  # type: ignore[no-untyped-def]
         return original(self, replace(asked, span=1e9), *others)
@@ -78,6 +81,7 @@ def test_operators_are_answered_and_refused_at_all(name: str) -> None:
     assert refused > 0
 
 
+@pytest.mark.repeats
 def test_a_coordinator_that_is_back_counts_examinations_anew(monkeypatch: Patch) -> None:
     monkeypatch.setattr(comebacks, "DEATHS", (0, 0))
     for name, value in {"FIRST_S": 1e6, "RATE": 1e-9, "NAMES_ONE": 0.0, "WATCH": 0.0}.items():
@@ -106,12 +110,14 @@ def test_a_coordinator_that_is_back_counts_examinations_anew(monkeypatch: Patch)
     assert operators.num_answered >= 2
 
 
+@pytest.mark.repeats
 def test_a_coordinator_that_waits_for_ever_for_those_who_are_silent(monkeypatch: Patch) -> None:
     monkeypatch.setattr(Probes, "next_deadline", lambda self: None)
     monkeypatch.setattr(Probes, "on_deadline", lambda self, now: [])
     caught("sync-probed-stops", "waits for nodes that do not answer")
 
 
+@pytest.mark.repeats
 def test_a_coordinator_that_takes_any_answer_for_that_to_its_question(monkeypatch: Patch) -> None:
     def any_number(original, self, member, message, now):  # type: ignore[no-untyped-def]
         numbers = list(self._open)
@@ -122,6 +128,7 @@ def test_a_coordinator_that_takes_any_answer_for_that_to_its_question(monkeypatc
     caught("sync-probed-stops", "has not answered, or has, and is answered")
 
 
+@pytest.mark.repeats
 def test_a_coordinator_that_shows_anybody_the_threads_of_a_node(monkeypatch: Patch) -> None:
     def anybody(original, identity, event, member):  # type: ignore[no-untyped-def]
         if not isinstance(event.message, Examine):
@@ -132,6 +139,7 @@ def test_a_coordinator_that_shows_anybody_the_threads_of_a_node(monkeypatch: Pat
     caught("sync-probed-loss", "are shown to anybody")
 
 
+@pytest.mark.repeats
 def test_a_coordinator_that_forgets_servers(monkeypatch: Patch) -> None:
     def only_workers(original, self, peer, message, now):  # type: ignore[no-untyped-def]
         members = {who: member for who, member in self._members.items() if member.role == "worker"}

@@ -13,6 +13,8 @@ from zmqps.core.server.dense.rules import Kernels
 from zmqps.core.server.dense.steps import ShardSteps
 from zmqps.core.server.replicas import backup
 
+pytestmark = pytest.mark.repeats
+
 Patch = pytest.MonkeyPatch
 
 

@@ -58,6 +58,7 @@ def test_counters_are_cut_to_what_a_member_may_say() -> None:
     assert by_epoch({"jobs": "none"}) == by_epoch({}) == {}
 
 
+@pytest.mark.repeats
 def test_thousands_with_long_names_and_counters_make_a_status_that_fits_and_says_what_it_leaves_out() -> None:
     machine = CoordinatorMachine(identity("coordinator"), CoordinatorOptions())
     machine.start(0.0)

@@ -110,7 +110,7 @@ STEP = st.one_of(
 @pytest.mark.parametrize("where", ["host", "device"])
 @pytest.mark.parametrize("mode", MODES)
 @given(steps=st.lists(STEP, max_size=30))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_whatever_happens_meanwhile_its_pieces_are_the_shard_as_it_was(mode: str, where: str, steps: Any) -> None:
     saved = Saved(mode, where)
     snapshot = saved.begin()

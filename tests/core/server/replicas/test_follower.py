@@ -74,7 +74,7 @@ def state(rows: Rows) -> list[Any]:
 
 
 @given(before=DONE, done=DONE)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_a_backup_has_in_the_end_what_its_leader_has(before: Any, done: Any) -> None:
     leader, backup = tables(), tables()
     rng = np.random.default_rng(0)
