@@ -31,8 +31,6 @@ from zmqps.launch.processes import CHANNEL_SECRET
 __all__ = ["RayCluster", "start"]
 
 STRATEGIES = ("SPREAD", "PACK", "STRICT_SPREAD", "STRICT_PACK")
-#: A code that says how a process was ended by a signal begins here, as shells have it.
-SIGNALLED = 128
 #: How long an actor may take to answer beyond what it was given.
 ANSWER_S = 5.0
 MOST_NAMED = 8
@@ -427,7 +425,7 @@ class Outcome:
         if ended is None:
             self.code, self.failure = exits.HOST_LOST, f"Ray has lost the actor of {name}, or the host that it was on"
         elif ended.code:
-            self.code = ended.code if ended.code > 0 else SIGNALLED - ended.code
+            self.code = exits.of_process(ended.code)
             self.failure = ended.text(name)
         else:
             self.awaited.discard(name)

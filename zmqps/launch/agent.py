@@ -49,7 +49,7 @@ from zmqps.launch.processes import (
 )
 from zmqps.launch.reach import own_address, route_towards
 from zmqps.launch.reports import Reports
-from zmqps.launch.restarts import failed
+from zmqps.launch.supervision import failed
 from zmqps.logs.lines import Lines
 from zmqps.net import loops
 from zmqps.net.system.signals import answered

@@ -9,7 +9,7 @@ from zmqps.core.coordinator.members.cluster_end import GOODBYE_S
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.coordinator.saving.wishes import WAITS_S
 from zmqps.core.protocol.endpoints import host_of, is_loopback, is_wildcard, join
-from zmqps.launch.restarts import RESTARTS
+from zmqps.launch.supervision import RESTARTS
 from zmqps.nodes.checkpoints import CheckpointConfig
 from zmqps.nodes.server import IO_THREADS
 

@@ -36,7 +36,7 @@ from zmqps.launch.processes import (
     worker_environment,
 )
 from zmqps.launch.reports import Reports
-from zmqps.launch.restarts import PAUSE_S, Restarts
+from zmqps.launch.supervision import PAUSE_S, Restarts
 from zmqps.logs.lines import Lines, last_messages
 from zmqps.nodes.inquiry import inquire
 

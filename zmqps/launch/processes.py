@@ -20,13 +20,13 @@ import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO
 
 from zmqps.core.protocol.security.keys import KEY_NBYTES
 from zmqps.errors import NodeFailedError, PSError, UnsafeFileError, from_wire
 from zmqps.files import read_kernel
 from zmqps.folder import open_own
-from zmqps.launch.restarts import RESTART, TOKEN, Restarts
+from zmqps.launch.supervision import RESTART, TOKEN, Child, Restarts
 from zmqps.logs.lines import last_messages
 from zmqps.net.identity import PROCESS
 from zmqps.net.system.children import UNKNOWN, heed_children
@@ -42,23 +42,6 @@ CHANNEL_SECRET = secrets.token_hex(16)
 MARK = "ZMQPS_SUPERVISOR"
 TAIL_LINES = 10
 TAIL_NBYTES = 64 << 10
-
-
-class Child(Protocol):
-    """A process that is awaited and ended: of this host, or of another one (`zmqps.launch.remote`)."""
-
-    @property
-    def ended(self) -> bool:
-        """Whether it has ended."""
-
-    async def exited(self) -> int:
-        """Wait until it has."""
-
-    def send_signal(self, number: signal.Signals) -> None:
-        """Send it a signal."""
-
-    def kill(self) -> None:
-        """End it at once."""
 
 
 class Process:

@@ -33,12 +33,10 @@ from zmqps.launch.nodes import AT_ONCE
 from zmqps.launch.processes import CHANNEL_SECRET, describe_exit, end, tail
 from zmqps.launch.reach import undecided
 from zmqps.launch.remote import RemoteHost, RemoteProcess
-from zmqps.launch.restarts import Restarts, failed
+from zmqps.launch.supervision import Restarts, failed, while_all_run
 from zmqps.logs.handler import VARIABLE as LOG_NODE
 from zmqps.net.system.signals import answered
 
-#: A code that says how a process was ended by a signal begins here, as shells have it.
-SIGNALLED = 128
 #: Where the keys are while the cluster lives, beside the state file.
 KEYS = "keys"
 MOST_NAMED = 8
@@ -273,10 +271,12 @@ class Fleet:
         name = f"coordinator@{place.host.name}"
         cluster = self._cluster(place, config.port)
         coordinator = self._start_node(place, name, "coordinator", cluster.coordinator(name))
-        self._address = await self._while_all_run(coordinator.announcement())
+        self._address = await while_all_run(coordinator.announcement(), self._processes)
         self._missing = "the servers to start"
         servers = [self._start_server(place, index) for place in config.places for index in place.servers]
-        await self._each("servers started", [self._while_all_run(server.announcement()) for server in servers])
+        await self._each(
+            "servers started", [while_all_run(server.announcement(), self._processes) for server in servers]
+        )
         all_joined = asyncio.Event()
 
         def joined(here: int) -> None:
@@ -287,7 +287,7 @@ class Fleet:
 
         coordinator.host.joined = joined
         coordinator.host.tell({"do": "joined", "address": self._address, "servers": len(servers)})
-        await self._while_all_run(all_joined.wait())
+        await while_all_run(all_joined.wait(), self._processes)
         self._progress("")
 
     def _start_server(self, place: Place, index: int) -> RemoteProcess:
@@ -317,21 +317,6 @@ class Fleet:
             self._node_logs[name] = self._new_log(name, f"{name}.log")
         log = self._node_logs[name]
         return self._hosts[place.host.name].start(name, role, log.path, log.take, facts)
-
-    async def _while_all_run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """Wait for something, or for the first node that ends before, or the first host that is lost."""
-        task = asyncio.ensure_future(work)
-        ends = {asyncio.ensure_future(process.exited()): process for process in self._processes}
-        try:
-            await asyncio.wait([task, *ends], return_when=asyncio.FIRST_COMPLETED)
-            for ended, process in ends.items():
-                if ended.done() and not task.done():
-                    raise process.failure(ended.result())
-            return await task
-        finally:
-            for future in [task, *ends]:
-                future.cancel()
-            await asyncio.gather(task, *ends, return_exceptions=True)
 
     async def _each(self, what: str, works: Sequence[Coroutine[Any, Any, Any]]) -> None:
         """Do several things at once, and show how far that has come; the first that fails ends the others."""
@@ -422,7 +407,7 @@ class Fleet:
         """Note a failure; the first one ends everything."""
         if self._first.is_set() or self._asked is not None:
             return
-        self._code = code if code > 0 else SIGNALLED - code
+        self._code = exits.of_process(code)
         self._log.say("error", text)
         self._first.set()
 

@@ -34,7 +34,7 @@ from zmqps.launch.processes import (
     worker_environment,
 )
 from zmqps.launch.reports import Reports
-from zmqps.launch.restarts import DRAIN_TIMEOUT_S, RESTART_S, RESTARTS, Restarts, failed
+from zmqps.launch.supervision import DRAIN_TIMEOUT_S, RESTART_S, RESTARTS, Restarts, failed
 from zmqps.logs.handler import VARIABLE as LOG_NODE
 from zmqps.net.system.signals import answered
 from zmqps.nodes.inquiry import inquire

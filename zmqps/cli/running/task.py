@@ -41,7 +41,7 @@ from zmqps.launch.processes import (
 )
 from zmqps.launch.ranks import Roles
 from zmqps.launch.reports import Reports
-from zmqps.launch.restarts import DRAIN_TIMEOUT_S, Restarts, failed
+from zmqps.launch.supervision import DRAIN_TIMEOUT_S, Restarts, failed, while_all_run
 from zmqps.logs.handler import VARIABLE as LOG_NODE
 from zmqps.net.system.signals import answered
 from zmqps.nodes.inquiry import inquire
@@ -183,19 +183,8 @@ class Task:
             return here >= config.cluster.options.servers
 
         keys = self._node_keys = load_node_keys(config.cluster.keys)
-        waits = asyncio.ensure_future(inquire(config.address, timeout=config.timeout, until=ready, keys=keys))
-        ends = {asyncio.ensure_future(node.exited()): node for node in self._nodes}
-        futures: list[asyncio.Future[Any]] = [waits, *ends]
-        try:
-            await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
-            for ended, node in ends.items():
-                if ended.done() and not waits.done():
-                    raise node.failure(ended.result())
-            await waits
-        finally:
-            for future in futures:
-                future.cancel()
-            await asyncio.gather(*futures, return_exceptions=True)
+        joined = inquire(config.address, timeout=config.timeout, until=ready, keys=keys)
+        await while_all_run(joined, self._nodes)
         await self._observe(f"{NAME}{config.rank}")
 
     def _spawn_worker(self, index: int, lives: Restarts) -> Process:
@@ -277,7 +266,7 @@ class Task:
             outlived = process.name in self._servers and cluster.outlives_servers
             if not outlived or not lives.may_follow(code):
                 await self._say_failure(process, code, "it does not start again" if outlived else "")
-                return exits.OK if outlived else code if code > 0 else 128 - code
+                return exits.OK if outlived else exits.of_process(code)
             self._log.say(
                 "warning",
                 f"{process.name} failed with {describe_exit(code)} and {lives.again(cluster.why_servers_return)}",
@@ -300,7 +289,7 @@ class Task:
                 return exits.OK
             await self._say_failure(worker, code, lives.what_follows(code))
             if not lives.may_follow(code):
-                return code if code > 0 else 128 - code
+                return exits.of_process(code)
             await asyncio.sleep(lives.pause)
             lives.begin()
 

@@ -1,4 +1,4 @@
-"""The lives of a worker that its supervisor starts again: how many there may be, when the next one begins, its token.
+"""Supervises processes: how many lives each may have, when the next one begins, and by which token they are known.
 
 All lives of one worker have a token in their environment, and a number. By these the coordinator lets a life take the
 place of its predecessor at once, even before that one's loss is known.
@@ -6,12 +6,17 @@ place of its predecessor at once, even before that one's loss is known.
 
 from __future__ import annotations
 
+import asyncio
 import secrets
-from collections.abc import Mapping
+import signal
+from collections.abc import Coroutine, Iterable, Mapping
+from typing import Any, Protocol, TypeVar
 
 from zmqps.core.protocol import exits
 from zmqps.core.protocol.security.keys import KEY_NBYTES
-from zmqps.errors import counted
+from zmqps.errors import NodeFailedError, counted
+
+T = TypeVar("T")
 
 #: In the environment of a worker that is started again.
 TOKEN, RESTART = "ZMQPS_WORKER_TOKEN", "ZMQPS_WORKER_RESTART"
@@ -30,6 +35,50 @@ HOPELESS = (exits.USAGE, 126, 127)
 def failed(code: int) -> bool:
     """Whether a worker that ended with this code has failed: it was neither done nor asked to go."""
     return code not in (exits.OK, exits.DRAINED)
+
+
+class Child(Protocol):
+    """A process that is awaited and ended: of this host, or of another one (`zmqps.launch.remote`)."""
+
+    name: str
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended."""
+
+    async def exited(self) -> int:
+        """Wait until it has; return its exit code, negative for a signal."""
+
+    def failure(self, code: int) -> NodeFailedError:
+        """Return the error that says how it has ended, with its last words."""
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send it a signal."""
+
+    def kill(self) -> None:
+        """End it at once."""
+
+
+async def while_all_run(work: Coroutine[Any, Any, T], processes: Iterable[Child]) -> T:
+    """Wait for something while processes run.
+
+    Raises
+    ------
+    NodeFailedError
+        The first process that ended before.
+    """
+    task = asyncio.ensure_future(work)
+    ends = {asyncio.ensure_future(process.exited()): process for process in processes}
+    try:
+        await asyncio.wait([task, *ends], return_when=asyncio.FIRST_COMPLETED)
+        for ended, process in ends.items():
+            if ended.done() and not task.done():
+                raise process.failure(ended.result())
+        return await task
+    finally:
+        for future in [task, *ends]:
+            future.cancel()
+        await asyncio.gather(task, *ends, return_exceptions=True)
 
 
 class Restarts:
