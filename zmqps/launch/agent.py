@@ -38,6 +38,7 @@ from zmqps.launch.guard import Guard
 from zmqps.launch.handout import write_files
 from zmqps.launch.nodes import AT_ONCE
 from zmqps.launch.processes import (
+    DRAIN_S,
     Process,
     end,
     mark_of,
@@ -58,8 +59,6 @@ from zmqps.nodes.inquiry import inquire
 #: Seconds without a word from the other end after which it is taken for gone; how often each says one in this time.
 SILENCE_S = 20.0
 WORDS = 5
-#: How long the output of an ended process may take to arrive; longer only if another process holds the pipe.
-DRAIN_S = 1.0
 CHUNK_NBYTES = 64 << 10
 #: What numerical libraries ask how many threads to take: each worker gets its part of the cores.
 THREADS = (
