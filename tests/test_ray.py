@@ -75,6 +75,16 @@ def test_the_end_of_all_workers_is_the_end() -> None:
     assert outcome.code == 0
 
 
+@for_each("code, end", [(0, 0), (75, 75)])
+def test_a_worker_that_has_drained_has_not_failed(code: int, end: int) -> None:
+    outcome = Outcome(NAMES)
+    outcome.take("worker-1", Ended(75, ""))
+    assert (outcome.code, outcome.failure) == (None, "")
+    outcome.take("server-0", Ended(0, ""))
+    outcome.take("worker-0", Ended(code, ""))
+    assert (outcome.code, outcome.failure) == (end, "")
+
+
 def test_without_workers_the_end_of_the_coordinator_is_the_end() -> None:
     outcome = Outcome(NAMES[:2])
     outcome.take("server-0", Ended(0, ""))

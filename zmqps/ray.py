@@ -27,12 +27,11 @@ from zmqps.launch.far import FILES
 from zmqps.launch.handout import FOR_NODES, key_files
 from zmqps.launch.keeper import HOST, Ended, Keeper, Order
 from zmqps.launch.processes import CHANNEL_SECRET
+from zmqps.launch.supervision import failed
 
 __all__ = ["RayCluster", "start"]
 
 STRATEGIES = ("SPREAD", "PACK", "STRICT_SPREAD", "STRICT_PACK")
-#: A code that says how a process was ended by a signal begins here, as shells have it.
-SIGNALLED = 128
 #: How long an actor may take to answer beyond what it was given.
 ANSWER_S = 5.0
 MOST_NAMED = 8
@@ -218,8 +217,8 @@ class RayCluster:
         Returns
         -------
         int
-            0, or the exit code of what failed first, which is logged with its last lines: 128 and the number of a
-            signal; 8 for an actor that Ray has lost and does not start again.
+            0; 75 if all workers have drained; or the exit code of what failed first, which is logged with its last
+            lines: 128 and the number of a signal; 8 for an actor that Ray has lost and does not start again.
 
         Raises
         ------
@@ -417,6 +416,7 @@ class Outcome:
         self.code: int | None = None
         self.failure = ""
         roles = {name: role_of(name) for name in names}
+        self._have_drained = True  # all that have ended
         #: Whose ends are the end, if they are good ones.
         self.awaited = {n for n, role in roles.items() if role == "worker"} or {"coordinator"}
 
@@ -426,12 +426,14 @@ class Outcome:
             return
         if ended is None:
             self.code, self.failure = exits.HOST_LOST, f"Ray has lost the actor of {name}, or the host that it was on"
-        elif ended.code:
-            self.code = ended.code if ended.code > 0 else SIGNALLED - ended.code
+        elif failed(ended.code):
+            self.code = exits.of_process(ended.code)
             self.failure = ended.text(name)
-        else:
+        elif name in self.awaited:
             self.awaited.discard(name)
-            self.code = None if self.awaited else exits.OK
+            self._have_drained &= ended.code == exits.DRAINED
+            if not self.awaited:
+                self.code = exits.DRAINED if self._have_drained else exits.OK
 
 
 def resources(label: str, told: Mapping[str, float] | None) -> dict[str, float]:

@@ -25,7 +25,7 @@ from zmqps.errors import ConfigurationError, DeadlineError, NodeFailedError, lis
 from zmqps.launch.cluster import START_TIMEOUT, LocalCluster
 from zmqps.launch.leash import put_on
 from zmqps.launch.processes import describe_exit, launched_for, worker_environment
-from zmqps.launch.restarts import DRAIN_TIMEOUT_S
+from zmqps.launch.supervision import DRAIN_TIMEOUT_S
 from zmqps.worker import connect
 
 T = TypeVar("T")

@@ -17,7 +17,7 @@ import pytest
 from tests.pace import allow
 from zmqps.launch import processes
 from zmqps.launch.processes import Process, describe_exit, gone, has_mark, mark_of, marked, signal_if
-from zmqps.launch.restarts import failed
+from zmqps.launch.supervision import failed
 
 pytestmark = pytest.mark.processes
 

@@ -22,7 +22,7 @@ import click
 
 from zmqps.errors import ConfigurationError, UnsafeFileError
 from zmqps.files import TEXT_NBYTES, open_given, read_file
-from zmqps.launch.restarts import DRAIN_TIMEOUT_S, RESTARTS
+from zmqps.launch.supervision import DRAIN_TIMEOUT_S, RESTARTS
 from zmqps.logs.lines import LEVELS
 
 if TYPE_CHECKING:

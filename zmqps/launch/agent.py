@@ -38,6 +38,7 @@ from zmqps.launch.guard import Guard
 from zmqps.launch.handout import write_files
 from zmqps.launch.nodes import AT_ONCE
 from zmqps.launch.processes import (
+    DRAIN_S,
     Process,
     end,
     mark_of,
@@ -49,7 +50,7 @@ from zmqps.launch.processes import (
 )
 from zmqps.launch.reach import own_address, route_towards
 from zmqps.launch.reports import Reports
-from zmqps.launch.restarts import failed
+from zmqps.launch.supervision import failed
 from zmqps.logs.lines import Lines
 from zmqps.net import loops
 from zmqps.net.system.signals import answered
@@ -58,8 +59,6 @@ from zmqps.nodes.inquiry import inquire
 #: Seconds without a word from the other end after which it is taken for gone; how often each says one in this time.
 SILENCE_S = 20.0
 WORDS = 5
-#: How long the output of an ended process may take to arrive; longer only if another process holds the pipe.
-DRAIN_S = 1.0
 CHUNK_NBYTES = 64 << 10
 #: What numerical libraries ask how many threads to take: each worker gets its part of the cores.
 THREADS = (

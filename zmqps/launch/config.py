@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from zmqps.core.coordinator.members.cluster_end import GOODBYE_S
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.coordinator.saving.wishes import WAITS_S
+from zmqps.core.protocol import exits
 from zmqps.core.protocol.endpoints import host_of, is_loopback, is_wildcard, join
-from zmqps.launch.restarts import RESTARTS
+from zmqps.launch.supervision import RESTARTS, Restarts
 from zmqps.nodes.checkpoints import CheckpointConfig
 from zmqps.nodes.server import IO_THREADS
 
@@ -132,12 +134,15 @@ class ClusterConfig:
         """How long the coordinator may take to end when asked to: its jobs are saved first, and it says goodbye."""
         return GRACE_S + (WAITS_S if self.checkpoints.saves_at_end else 0.0)
 
-    @property
-    def why_servers_return(self) -> str:
-        """Say what becomes of the shards of a server that is started again."""
-        if self.options.replicas:
-            return "it gets copies of shards that are missing"
-        return "lost shards go back to their last checkpoint"
+    def restarts_of_server(
+        self, well: Container[int] = (exits.OK,), possible: Callable[[], bool] = lambda: True
+    ) -> Restarts:
+        """Return when a server is started again: where jobs outlive it, if it failed and another life is possible."""
+        if not self.outlives_servers:
+            return Restarts(0, well=well, replaces=False)
+        back, copied = "lost shards go back to their last checkpoint", "it gets copies of shards that are missing"
+        why = copied if self.options.replicas else back
+        return Restarts(self.restart_servers, well=well, why=why, replaces=False, possible=possible)
 
     @property
     def is_local(self) -> bool:

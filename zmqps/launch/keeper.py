@@ -7,27 +7,25 @@ A keeper lives in a process of that system. What it runs ends with it, however i
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import shutil
 import signal
-import subprocess
 import tempfile
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from zmqps.errors import ConfigurationError, NodeFailedError, PSError
 from zmqps.keys import Keys, load_node_keys
 from zmqps.launch.config import GRACE_S
-from zmqps.launch.far import FILES, open_reader
+from zmqps.launch.far import FILES
 from zmqps.launch.guard import Guard
 from zmqps.launch.handout import FOR_NODES, write_files
 from zmqps.launch.processes import (
-    TAIL_LINES,
-    Process,
+    DRAIN_S,
+    Piped,
     describe_exit,
     end,
     node_command,
@@ -36,15 +34,11 @@ from zmqps.launch.processes import (
     worker_environment,
 )
 from zmqps.launch.reports import Reports
-from zmqps.launch.restarts import PAUSE_S, Restarts
-from zmqps.logs.lines import Lines, last_messages
+from zmqps.launch.supervision import PAUSE_S, End, Restarts, supervise
 from zmqps.nodes.inquiry import inquire
 
 #: In a node's flags: by which address its host is reached.
 HOST = "{host}"
-CHUNK_NBYTES = 64 << 10
-#: How long the output of an ended process may take to arrive.
-DRAIN_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,8 +109,8 @@ class Keeper:
         self._name = name
         self._host = host
         self._say = say
-        self._process: Process | None = None
-        self._lines: deque[str] = deque(maxlen=TAIL_LINES)
+        self._process: Piped | None = None
+        self._announced: asyncio.Task[None] | None = None
         self._ending = asyncio.Event()
         self._settled = asyncio.Event()  # a node has announced its endpoint, or never will
         self._endpoint = ""
@@ -130,20 +124,18 @@ class Keeper:
         """Run a process until it has ended well, was asked to end, or has failed as often as it may."""
         try:
             self._prepare(order)
-            code, lives = 0, Restarts(order.restarts, order.pause)
-            while not self._ending.is_set():
-                code = await self._run_once(order, lives)
-                if not lives.may_follow(code) or self._ending.is_set():
-                    break
-                self._say(f"{Ended(code, self._tail()).text(self._name)}\n  {lives.what_follows(code)}")
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._ending.wait(), lives.pause)
-                lives.begin()
-            return Ended(code, self._tail())
+            if self._ending.is_set():
+                return Ended(0, "")
+            restarts = Restarts(order.restarts, order.pause, replaces=order.role == "worker")
+            start, lost = partial(self._start, order, restarts), partial(self._report, order)
+            return Ended(await supervise(restarts, start, self._told, self._ending, lost=lost), self._tail())
         except ConfigurationError as error:
             self._error = error
             return Ended(error.code, f"  {error}")
         finally:
+            if self._process is not None:
+                self._process.kill()
+            await self._leave()
             self._settled.set()
             if self._ending.is_set():
                 await self._reports.close()
@@ -199,48 +191,50 @@ class Keeper:
                     f"there is no directory {order.directory!r} on {self._host} ({error.strerror})"
                 ) from None
 
-    def _start(self, order: Order, lives: Restarts) -> Process:
-        if order.role == "worker":
-            command, env = (
-                worker_command(order.command),
-                {**worker_environment(order.address, order.index, lives=lives), **order.env},
-            )
+    async def _start(self, order: Order, restarts: Restarts) -> Piped:
+        assert self._guard is not None
+        is_node = order.role != "worker"
+        if is_node:
+            command, env = node_command(order.role, *map(self._filled, order.command)), node_environment()
         else:
-            command, env = node_command(order.role, *(self._filled(flag) for flag in order.command)), node_environment()
-        return Process(
-            self._name, command, stdout=subprocess.PIPE, log=Path(os.devnull), env=env, is_node=order.role != "worker"
-        )
+            command = worker_command(order.command)
+            env = {**worker_environment(order.address, order.index, lives=restarts), **order.env}
+        process = Piped(self._name, command, self._take, log=Path(os.devnull), env=env, is_node=is_node)
+        self._process = process
+        self._guard.watch(process.popen.pid)
+        if is_node:
+            self._announced = asyncio.create_task(self._announce(process))
+        return process
 
     def _filled(self, flag: str) -> str:
         host = f"[{self._host}]" if ":" in self._host else self._host
         return flag.replace(FILES, str(self._folder)).replace(HOST, host)
 
-    async def _run_once(self, order: Order, lives: Restarts) -> int:
-        assert self._guard is not None
-        self._lines.clear()
-        process = self._process = self._start(order, lives)
-        self._guard.watch(process.popen.pid)
-        assert process.popen.stdout is not None
-        reader, transport = await open_reader(process.popen.stdout)
-        talk = asyncio.create_task(self._pass_on(reader))
-        announced = asyncio.create_task(self._announce(process)) if order.role != "worker" else None
-        try:
-            code = await process.exited()
-            self._guard.forget(process.popen.pid)
-            if not self._ending.is_set() and not (order.role == "worker" and lives.may_follow(code)):
-                self._reports.tell(process, code, order.address, self._keys)
-            await asyncio.wait([talk], timeout=DRAIN_S)
-            return code
-        finally:
-            process.kill()
-            transport.close()
-            talk.cancel()
-            if announced is not None:
-                await asyncio.wait([announced], timeout=DRAIN_S)
-                announced.cancel()
-            process.close()
+    def _take(self, lines: Sequence[str]) -> None:
+        for line in lines:
+            self._say(line)
 
-    async def _announce(self, process: Process) -> None:
+    def _report(self, order: Order, process: Piped, code: int) -> None:
+        if not self._ending.is_set():
+            self._reports.tell(process, code, order.address, self._keys)
+
+    async def _told(self, end: End[Piped]) -> None:
+        assert self._guard is not None
+        self._guard.forget(end.child.popen.pid)
+        await self._leave()
+        if end.again:
+            self._say(end.text)
+
+    async def _leave(self) -> None:
+        """Release what this process holds of the last life."""
+        if self._announced is not None:
+            await asyncio.wait([self._announced], timeout=DRAIN_S)
+            self._announced.cancel()
+            self._announced = None
+        if self._process is not None:
+            self._process.close()
+
+    async def _announce(self, process: Piped) -> None:
         try:
             self._endpoint = await process.announcement()
             self._settled.set()
@@ -249,16 +243,8 @@ class Keeper:
         except PSError as error:
             self._error = error
 
-    async def _pass_on(self, reader: asyncio.StreamReader) -> None:
-        lines, data = Lines(), b"-"
-        while data:
-            data = await reader.read(CHUNK_NBYTES)
-            for line in lines.take(data):
-                self._lines.append(line)
-                self._say(line)
-
     def _tail(self) -> str:
-        return last_messages(self._lines, TAIL_LINES)
+        return self._process.tail if self._process is not None else "  (it said nothing)"
 
     def _clear(self) -> None:
         if self._folder is not None:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from zmqps.errors import DeadlineError, counted
 from zmqps.keys import load_node_keys
 from zmqps.launch.config import GRACE_S, ClusterConfig
 from zmqps.launch.processes import Process, all_exited, end, node_command, tail
+from zmqps.launch.supervision import while_all_run
 from zmqps.nodes.inquiry import inquire
-
-T = TypeVar("T")
 
 #: Ends a server without a coordinator at once: at SIGTERM it would hand over what it has first.
 AT_ONCE = signal.SIGINT
@@ -83,7 +82,8 @@ class Nodes:
             self._missing = f"{num_servers - here} of {counted(num_servers, 'server')} to join"
             return here == num_servers
 
-        await self._while_all_run(inquire(self.address, timeout=float("inf"), until=joined, keys=self.keys))
+        all_joined = inquire(self.address, timeout=float("inf"), until=joined, keys=self.keys)
+        await while_all_run(all_joined, self.processes)
 
     async def grow(self, servers: int, timeout: float) -> None:
         """Start servers until so many run without draining; return when they have joined.
@@ -136,21 +136,6 @@ class Nodes:
 
     def _add(self, name: str, command: Sequence[str]) -> None:
         self.processes.append(self._spawn(name, command))
-
-    async def _while_all_run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Wait for something, or for the first node that ends before."""
-        task = asyncio.ensure_future(work)
-        exits = {asyncio.ensure_future(process.exited()): process for process in self.processes}
-        try:
-            await asyncio.wait([task, *exits], return_when=asyncio.FIRST_COMPLETED)
-            for ended, process in exits.items():
-                if ended.done() and not task.done():
-                    raise process.failure(ended.result())
-            return await task
-        finally:
-            for future in [task, *exits]:
-                future.cancel()
-            await asyncio.gather(task, *exits, return_exceptions=True)
 
     async def stop(self) -> None:
         """End all: the coordinator saves jobs, tells the servers (and any worker); then what is left is ended."""

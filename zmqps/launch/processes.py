@@ -18,16 +18,17 @@ import socket
 import subprocess
 import sys
 import sysconfig
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO
 
 from zmqps.core.protocol.security.keys import KEY_NBYTES
 from zmqps.errors import NodeFailedError, PSError, UnsafeFileError, from_wire
 from zmqps.files import read_kernel
 from zmqps.folder import open_own
-from zmqps.launch.restarts import RESTART, TOKEN, Restarts
-from zmqps.logs.lines import last_messages
+from zmqps.launch.supervision import RESTART, TOKEN, Child, Restarts
+from zmqps.logs.lines import MAX_LINE_NBYTES, Lines, last_messages
 from zmqps.net.identity import PROCESS
 from zmqps.net.system.children import UNKNOWN, heed_children
 
@@ -42,23 +43,8 @@ CHANNEL_SECRET = secrets.token_hex(16)
 MARK = "ZMQPS_SUPERVISOR"
 TAIL_LINES = 10
 TAIL_NBYTES = 64 << 10
-
-
-class Child(Protocol):
-    """A process that is awaited and ended: of this host, or of another one (`zmqps.launch.remote`)."""
-
-    @property
-    def ended(self) -> bool:
-        """Whether it has ended."""
-
-    async def exited(self) -> int:
-        """Wait until it has."""
-
-    def send_signal(self, number: signal.Signals) -> None:
-        """Send it a signal."""
-
-    def kill(self) -> None:
-        """End it at once."""
+#: How long the output of an ended process may take to arrive; longer only if another process holds the pipe.
+DRAIN_S = 1.0
 
 
 class Process:
@@ -156,6 +142,9 @@ class Process:
         """Return the error that says how it ended, with its last words."""
         return NodeFailedError(name=self.name, how=describe_exit(code), tail=tail(self.log))
 
+    async def heard(self) -> None:
+        """Its output goes into a file, where it is at once."""
+
     async def exited(self) -> int:
         """Wait until it has ended; return its exit code, negative for a signal."""
         if not self.ended:
@@ -197,6 +186,74 @@ class Process:
         """Close what this process holds of it; a node that still runs ends by itself."""
         if self.channel is not None:
             self.channel.close()
+
+
+class Piped(Process):
+    """A child process whose output this process reads, line by line; needs a running loop.
+
+    Parameters
+    ----------
+    name, command, log, env, is_node
+        As of `Process`.
+    take
+        Takes the lines.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        take: Callable[[Sequence[str]], object],
+        *,
+        log: Path,
+        env: Mapping[str, str],
+        is_node: bool,
+    ) -> None:
+        super().__init__(name, command, stdout=subprocess.PIPE, log=log, env=env, is_node=is_node)
+        assert self.popen.stdout is not None
+        self._pipe = self.popen.stdout
+        self._take = take
+        self._lines = Lines()
+        self._last: deque[str] = deque(maxlen=TAIL_LINES)
+        self._silent = asyncio.Event()
+        os.set_blocking(self._pipe.fileno(), False)
+        asyncio.get_running_loop().add_reader(self._pipe.fileno(), self._read)
+
+    def _read(self) -> None:
+        try:
+            data = os.read(self._pipe.fileno(), MAX_LINE_NBYTES)
+        except BlockingIOError:
+            return
+        lines = self._lines.take(data)
+        self._last.extend(lines)
+        self._take(lines)
+        if not data:
+            self._hang_up()
+
+    def _hang_up(self) -> None:
+        if not self._silent.is_set():
+            asyncio.get_running_loop().remove_reader(self._pipe.fileno())
+            self._pipe.close()
+            self._silent.set()
+
+    @property
+    def tail(self) -> str:
+        """Its last messages, indented."""
+        return last_messages(self._last, TAIL_LINES)
+
+    def failure(self, code: int) -> NodeFailedError:
+        """Return the error that says how it ended, with its last words."""
+        return NodeFailedError(name=self.name, how=describe_exit(code), tail=self.tail)
+
+    async def heard(self) -> None:
+        """Wait until all that it said has arrived: `DRAIN_S` at most, as another process may hold the pipe."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._silent.wait(), DRAIN_S)
+
+    def close(self) -> None:
+        """Close what this process holds of it, even if a stray process still holds the other end of the pipe."""
+        super().close()
+        self._hang_up()
 
 
 async def _readable(fd: int) -> None:

@@ -89,6 +89,9 @@ class RemoteProcess:
         how = self.host.lost if self.host.lost and code == exits.HOST_LOST else describe_exit(code)
         return NodeFailedError(name=self.name, how=how, tail=tail(self.log))
 
+    async def heard(self) -> None:
+        """Its agent says that it has ended after all that it said."""
+
     def send_signal(self, number: signal.Signals) -> None:
         """Send it a signal unless it has ended."""
         if not self.ended:

@@ -91,18 +91,6 @@ def test_digits_come_as_far_although_a_worker_is_killed_in_the_middle(start, mod
     assert "all 3 workers have ended well; worker-1 was restarted 1 time" in up.output
 
 
-@pytest.mark.parametrize(
-    ("code", "says"),
-    [("9", "it was restarted 1 time, as often as it may"), ("2", "exit code 2 says that this would be no use")],
-)
-def test_a_worker_is_not_started_again_for_ever_nor_in_vain(zmqps, code: str, says: str) -> None:
-    result = zmqps(*UP, "--restart-workers", "1", "--", "sh", "-c", f"echo life $ZMQPS_WORKER_RESTART; exit {code}")
-    assert result.returncode == exits.WORKERS_FAILED
-    assert f"it does not start again: {says}" in result.stdout
-    assert len(re.findall(r"worker-0 .* life \d", result.stdout)) == (2 if code == "9" else 1)
-    assert f"1 of 1 worker failed: worker-0 (exit code {code})" in result.stdout
-
-
 STEPS = """
 import os, signal, sys, numpy as np, zmqps
 zmqps.drain_on()

@@ -7,7 +7,6 @@ import contextlib
 import os
 import shutil
 import signal
-import traceback
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -15,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from zmqps import __version__
+from zmqps.cli.running.asked import Asked
+from zmqps.cli.running.children import MOST_NAMED, how_ended
 from zmqps.cli.running.follow import is_log
 from zmqps.cli.running.launch_config import LaunchConfig
 from zmqps.cli.running.output import LogFile, Terminal
@@ -33,15 +34,11 @@ from zmqps.launch.nodes import AT_ONCE
 from zmqps.launch.processes import CHANNEL_SECRET, describe_exit, end, tail
 from zmqps.launch.reach import undecided
 from zmqps.launch.remote import RemoteHost, RemoteProcess
-from zmqps.launch.restarts import Restarts, failed
+from zmqps.launch.supervision import End, Restarts, supervise, while_all_run
 from zmqps.logs.handler import VARIABLE as LOG_NODE
-from zmqps.net.system.signals import answered
 
-#: A code that says how a process was ended by a signal begins here, as shells have it.
-SIGNALLED = 128
 #: Where the keys are while the cluster lives, beside the state file.
 KEYS = "keys"
-MOST_NAMED = 8
 
 
 class Fleet:
@@ -63,15 +60,14 @@ class Fleet:
         self._terminal = terminal
         self._hosts: dict[str, RemoteHost] = {}
         self._addresses: dict[str, str] = {}
-        self._processes: list[RemoteProcess] = []
-        self._servers: dict[RemoteProcess, tuple[Place, int]] = {}  # where each of them is, and which it is
+        self._processes: dict[str, RemoteProcess] = {}  # by name: the life under way, or the last one
+        self._servers: dict[str, tuple[Place, int]] = {}  # by name: where each of them is, and which it is
+        self._workers: dict[str, Restarts] = {}  # by name
+        self._drained: list[str] = []  # workers that were asked to go, and have gone in order
         self._logs: contextlib.ExitStack = contextlib.ExitStack()
-        self._node_logs: dict[str, LogFile] = {}  # by name
+        self._process_logs: dict[str, LogFile] = {}  # by name
         self._first = asyncio.Event()  # something has failed
         self._code = exits.OK
-        self._drained: list[str] = []  # workers that were asked to go, and have gone in order
-        self._asked: signal.Signals | None = None
-        self._ending = False
         self._address = ""
         self._missing = "the hosts to answer"
 
@@ -84,12 +80,10 @@ class Fleet:
             What kept the cluster from starting; nothing is left behind.
         """
         code = await self._run()
-        coordinators = [process.code.result() for process in self._processes if process.role == "coordinator"]
+        coordinators = [process.code.result() for process in self._of("coordinator")]
         return exits.of_cluster(code, *coordinators)
 
     async def _run(self) -> int:
-        task = asyncio.current_task()
-        assert task is not None
         config = self._config
         with Claim(config.directory) as claim, self._logs:
             where = ("runs", config.name, "logs")
@@ -98,27 +92,22 @@ class Fleet:
                 if is_log(old):
                     self._folder.remove(old)
             self._log = self._new_log("zmqps", "supervisor.log")
-            asked = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-            self._logs.enter_context(answered(asked, lambda number: self._ask(number, task)))
+            says = "ending the cluster; once more to end it at once"
+            self._asked = Asked(self._log, config.cluster, says, self._kill)
+            self._logs.enter_context(self._asked.answered())
             self._keys = self._logs.enter_context(self._find_keys())
             saves = config.cluster.checkpoints.saves_at_end
             state = State.of_this_process(config.name, self._folder.path, self._keys, saves=saves)
             claim.write(state)
-            try:
+
+            async def start_and_supervise() -> int:
                 await self._start()
                 claim.write(replace(state, address=self._address))
                 return await self._supervise()
-            except asyncio.CancelledError:
-                if self._asked is None:
-                    raise
-                return exits.INTERRUPTED if self._asked == signal.SIGINT else exits.TERMINATED
-            except Exception as error:
-                text = str(error) if isinstance(error, PSError) else traceback.format_exc()
-                known = error.number if isinstance(error, PSError) else ""
-                self._log.say("error", text, shown=False, error=known)  # its handler shows it
-                raise
+
+            try:
+                return await self._asked.code_of(start_and_supervise())
             finally:
-                self._ending = True
                 self._progress("")
                 await self._end()
 
@@ -133,7 +122,7 @@ class Fleet:
                     self._logs.callback(asyncio.create_task(self._renew(self._keys, known)).cancel)
                 await self._start_nodes()
         except TimeoutError:
-            logs = "".join(f"\n{process.name}:\n{tail(process.log)}" for process in self._processes)
+            logs = "".join(f"\n{process.name}:\n{tail(process.log)}" for process in self._processes.values())
             text = self._missing + (f"; the last log lines:{logs}" if logs else "")
             raise DeadlineError(
                 operation="the start of the cluster", seconds=self._config.timeout, waiting_for=text
@@ -189,7 +178,7 @@ class Fleet:
     def _watch(self, host: RemoteHost) -> None:
         async def lost() -> None:
             await host.gone.wait()
-            if not self._ending:
+            if not self._asked.ending:
                 self._fail(exits.HOST_LOST, f"{host.name} is lost: {host.lost}")
 
         self._logs.callback(asyncio.create_task(lost()).cancel)
@@ -273,10 +262,12 @@ class Fleet:
         name = f"coordinator@{place.host.name}"
         cluster = self._cluster(place, config.port)
         coordinator = self._start_node(place, name, "coordinator", cluster.coordinator(name))
-        self._address = await self._while_all_run(coordinator.announcement())
+        self._address = await while_all_run(coordinator.announcement(), self._processes.values())
         self._missing = "the servers to start"
         servers = [self._start_server(place, index) for place in config.places for index in place.servers]
-        await self._each("servers started", [self._while_all_run(server.announcement()) for server in servers])
+        await self._each(
+            "servers started", [while_all_run(server.announcement(), self._processes.values()) for server in servers]
+        )
         all_joined = asyncio.Event()
 
         def joined(here: int) -> None:
@@ -287,15 +278,14 @@ class Fleet:
 
         coordinator.host.joined = joined
         coordinator.host.tell({"do": "joined", "address": self._address, "servers": len(servers)})
-        await self._while_all_run(all_joined.wait())
+        await while_all_run(all_joined.wait(), self._processes.values())
         self._progress("")
 
     def _start_server(self, place: Place, index: int) -> RemoteProcess:
         name, cluster = f"server-{index}@{place.host.name}", self._cluster(place, 0)
+        self._servers[name] = place, index
         flags = cluster.server(index, self._address, bind=cluster.address, name=name)
-        process = self._start_node(place, name, "server", flags)
-        self._servers[process] = place, index
-        return process
+        return self._start_node(place, name, "server", flags)
 
     def _cluster(self, place: Place, port: int) -> ClusterConfig:
         """Return what the nodes of a host are told."""
@@ -308,30 +298,15 @@ class Fleet:
 
     def _start_node(self, place: Place, name: str, role: str, flags: Sequence[str]) -> RemoteProcess:
         keys = [f"--keys={FILES}/{FOR_NODES}"] * (self._keys is not None)
-        process = self._begin(place, name, role, {"flags": [*flags, *keys], "address": self._address})
-        self._processes.append(process)
-        return process
+        return self._begin(place, name, role, {"flags": [*flags, *keys], "address": self._address})
 
     def _begin(self, place: Place, name: str, role: str, facts: Mapping[str, Any]) -> RemoteProcess:
-        if name not in self._node_logs:
-            self._node_logs[name] = self._new_log(name, f"{name}.log")
-        log = self._node_logs[name]
-        return self._hosts[place.host.name].start(name, role, log.path, log.take, facts)
-
-    async def _while_all_run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """Wait for something, or for the first node that ends before, or the first host that is lost."""
-        task = asyncio.ensure_future(work)
-        ends = {asyncio.ensure_future(process.exited()): process for process in self._processes}
-        try:
-            await asyncio.wait([task, *ends], return_when=asyncio.FIRST_COMPLETED)
-            for ended, process in ends.items():
-                if ended.done() and not task.done():
-                    raise process.failure(ended.result())
-            return await task
-        finally:
-            for future in [task, *ends]:
-                future.cancel()
-            await asyncio.gather(task, *ends, return_exceptions=True)
+        if name not in self._process_logs:
+            self._process_logs[name] = self._new_log(name, f"{name}.log")
+        log = self._process_logs[name]
+        process = self._hosts[place.host.name].start(name, role, log.path, log.take, facts)
+        self._processes[name] = process
+        return process
 
     async def _each(self, what: str, works: Sequence[Coroutine[Any, Any, Any]]) -> None:
         """Do several things at once, and show how far that has come; the first that fails ends the others."""
@@ -349,7 +324,7 @@ class Fleet:
     # --- training -------------------------------------------------------------------------------
 
     async def _supervise(self) -> int:
-        watches = [asyncio.create_task(self._watch_node(node)) for node in self._processes]
+        watches = [asyncio.create_task(self._watch_node(node)) for node in self._processes.values()]
         numbers = [(place, index) for place in self._config.places for index in place.workers]
         workers = [asyncio.create_task(self._watch_worker(place, index)) for place, index in numbers]
         failed = asyncio.create_task(self._first.wait())
@@ -363,92 +338,73 @@ class Fleet:
             await asyncio.gather(*tasks, return_exceptions=True)
         if self._first.is_set():
             return self._code
-        well = len(workers) - len(self._drained)
-        if self._drained:
-            text = f"{well} of {counted(len(workers), 'worker')} have ended well; {listed(self._drained, 8)} drained"
-        else:
-            text = f"all {well} workers have ended well" if well != 1 else "the worker has ended well"
-        self._log.say("info", text)
-        return exits.OK if well else exits.DRAINED
+        self._log.say("info", how_ended(self._workers, self._drained))
+        return exits.OK if len(self._drained) < len(workers) else exits.DRAINED
 
     async def _watch_worker(self, place: Place, index: int) -> None:
+        """Run a worker, and again as often as it may fail; then its failure ends everything."""
         name = f"worker-{index}@{place.host.name}"
-        lives = Restarts(self._config.restarts)
-        log = self._new_log(name, f"{name}.log")
-        while True:
-            facts = {
-                "command": list(self._config.command), "address": self._address, "index": index,
-                "env": {LOG_NODE: name} | dict(lives.environment),
-            }  # fmt: skip
-            process = self._hosts[place.host.name].start(name, "worker", log.path, log.take, facts)
-            self._processes.append(process)
-            code = await process.exited()
-            if not failed(code):
-                if code:
-                    self._drained.append(name)
-                    self._log.say("info", f"{name} has drained")
-                return
-            if self._ending or code == exits.HOST_LOST:
-                return
-            text = f"{name} failed with {describe_exit(code)}; its last lines:\n{tail(process.log)}"
-            if follows := lives.what_follows(code):
-                text = f"{text}\n  {follows}"
-            if not lives.may_follow(code):
-                return self._fail(code, text)
-            self._log.say("error", text)
-            await asyncio.sleep(lives.pause)
-            lives.begin()
-            self._processes.remove(process)
+        restarts = self._workers[name] = Restarts(self._config.restarts, possible=lambda: not self._is_lost(name))
+
+        async def start() -> RemoteProcess:
+            env = {LOG_NODE: name, **restarts.environment}
+            facts = {"command": list(self._config.command), "address": self._address, "index": index, "env": env}
+            return self._begin(place, name, "worker", facts)
+
+        async def told(end: End[RemoteProcess]) -> None:
+            if end.code == exits.DRAINED:
+                self._drained.append(name)
+                self._log.say("info", f"{name} has drained")
+            await self._told(end, ends_all=True)
+
+        await supervise(restarts, start, told, self._asked.over)
 
     async def _watch_node(self, node: RemoteProcess) -> None:
         """Wait for a node's failure, which ends everything unless jobs go on without it: such servers start again."""
-        cluster = self._config.cluster
-        lives = Restarts(cluster.restart_servers)
-        while (code := await node.exited()) not in (exits.OK, exits.HOST_LOST) and not self._ending:
-            if node not in self._servers or not cluster.outlives_servers:
-                return self._fail(code, str(node.failure(code)))
-            if not lives.may_follow(code):
-                return self._log.say("error", f"{node.failure(code)}\n  it does not start again")
-            self._log.say(
-                "warning",
-                f"{node.name} failed with {describe_exit(code)} and {lives.again(cluster.why_servers_return)}",
-            )
-            lives.begin()
-            place, index = self._servers.pop(node)
-            self._processes.remove(node)
-            node = self._start_server(place, index)
+        cluster, is_server = self._config.cluster, node.name in self._servers
+        restarts = Restarts(0, well=(exits.OK,), replaces=False)
+        if is_server:
+            restarts = cluster.restarts_of_server(possible=lambda: not self._is_lost(node.name))
+
+        async def start() -> RemoteProcess:
+            return self._start_server(*self._servers[node.name])
+
+        told = partial(self._told, ends_all=not (is_server and cluster.outlives_servers))
+        await supervise(restarts, start, told, self._asked.over, child=node)
+
+    def _is_lost(self, name: str) -> bool:
+        """Whether the host of a process is lost, which ends everything."""
+        return self._processes[name].host.gone.is_set()
+
+    async def _told(self, end: End[RemoteProcess], *, ends_all: bool) -> None:
+        if not end.failed or self._asked.ending or self._is_lost(end.child.name):
+            return
+        if ends_all and not end.again:
+            self._fail(end.code, end.text)
+        else:
+            self._log.say(end.level, end.text)
 
     def _fail(self, code: int, text: str) -> None:
         """Note a failure; the first one ends everything."""
-        if self._first.is_set() or self._asked is not None:
+        if self._first.is_set() or self._asked.ending:
             return
-        self._code = code if code > 0 else SIGNALLED - code
+        self._code = exits.of_process(code)
         self._log.say("error", text)
         self._first.set()
 
     # --- the end --------------------------------------------------------------------------------
 
-    def _ask(self, number: signal.Signals, task: asyncio.Task[int]) -> None:
-        saves = self._config.cluster.checkpoints.saves_at_end
-        if self._asked is not None or (self._ending and not saves):
-            for host in self._hosts.values():
-                host.kill()  # the agents notice, and end the rest
-            return
-        if self._ending:
-            self._asked = number
-            self._log.say("info", f"{number.name}: what was trained is being saved; once more to end at once, without")
-            return
-        self._asked = number
-        self._log.say("info", f"{number.name}: ending the cluster; once more to end it at once")
-        task.cancel()
+    def _of(self, role: str) -> list[RemoteProcess]:
+        return [process for process in self._processes.values() if process.role == role]
+
+    def _kill(self) -> None:
+        for host in self._hosts.values():
+            host.kill()  # the agents notice, and end the rest
 
     async def _end(self) -> None:
-        number = signal.SIGINT if self._asked == signal.SIGINT else signal.SIGTERM
-        by_role = {role: [p for p in self._processes if p.role == role] for role in ("worker", "coordinator", "server")}
-        grace = self._config.drain_timeout if self._asked == signal.SIGTERM else GRACE_S
-        await end(by_role["worker"], number, grace)
-        await end(by_role["coordinator"], signal.SIGTERM, self._config.cluster.goodbye_s)
-        await end(by_role["server"], AT_ONCE, GRACE_S)
+        await end(self._of("worker"), self._asked.passed_on, self._asked.grace(self._config.drain_timeout))
+        await end(self._of("coordinator"), signal.SIGTERM, self._config.cluster.goodbye_s)
+        await end(self._of("server"), AT_ONCE, GRACE_S)
         await asyncio.gather(*(host.close() for host in self._hosts.values()))
 
     # --- what is said ---------------------------------------------------------------------------

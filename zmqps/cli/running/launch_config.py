@@ -9,8 +9,8 @@ from pathlib import Path
 from zmqps.launch.code import Code
 from zmqps.launch.config import ClusterConfig
 from zmqps.launch.hosts import Place
-from zmqps.launch.restarts import DRAIN_TIMEOUT_S
 from zmqps.launch.ssh import Shell
+from zmqps.launch.supervision import DRAIN_TIMEOUT_S
 from zmqps.logs.lines import NAME_WIDTH
 
 

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import os
 import queue
 import threading
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
-from typing import IO, TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from zmqps.cli.running.streams import make_legible
-from zmqps.errors import Fact, counted
+from zmqps.errors import Fact, PSError, counted
 from zmqps.folder import Folder
-from zmqps.logs.lines import MAX_LINE_NBYTES, NAME_WIDTH, Entry, Lines, Parts, read_entry
+from zmqps.logs.lines import NAME_WIDTH, Entry, Parts, read_entry
 from zmqps.logs.reading import Levels
 
 if TYPE_CHECKING:
@@ -208,6 +208,13 @@ class LogFile:
         entry = Entry(at=datetime.now().astimezone(), level=level, node=self.node, message=message, fields=fields)
         self._write(entry, shown)
 
+    def note(self, error: Exception) -> None:
+        """Write an error whose handler shows it."""
+        text, known = "".join(traceback.format_exception(error)), ""
+        if isinstance(error, PSError):
+            text, known = str(error), error.number
+        self.say("error", text, shown=False, error=known)
+
     def take(self, lines: Sequence[str]) -> None:
         """Write what a process said: a node's entries as they are, anything else as an entry."""
         for line in lines:
@@ -225,31 +232,3 @@ class LogFile:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
-
-
-class Pump:
-    """Moves the output of a process from its pipe into its log, line by line; another process may follow there."""
-
-    def __init__(self, pipe: IO[bytes], log: LogFile) -> None:
-        self.log = log
-        self.ended = asyncio.Event()
-        self._pipe = pipe
-        self._lines = Lines()
-        os.set_blocking(pipe.fileno(), False)
-        asyncio.get_running_loop().add_reader(pipe.fileno(), self._read)
-
-    def _read(self) -> None:
-        try:
-            data = os.read(self._pipe.fileno(), MAX_LINE_NBYTES)
-        except BlockingIOError:
-            return
-        self.log.take(self._lines.take(data))
-        if not data:
-            self.close()
-
-    def close(self) -> None:
-        """Stop, even if a stray process still holds the other end."""
-        if not self.ended.is_set():
-            asyncio.get_running_loop().remove_reader(self._pipe.fileno())
-            self._pipe.close()
-            self.ended.set()

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import zmqps
-from zmqps.cli.running.output import LogFile, Pump, Terminal
+from zmqps.cli.running.asked import Asked
+from zmqps.cli.running.children import MOST_NAMED, Children
+from zmqps.cli.running.output import LogFile, Terminal
 from zmqps.core.protocol import exits
 from zmqps.errors import PSError, ShutdownError, listed
 from zmqps.folder import Folder
@@ -27,31 +27,24 @@ from zmqps.launch.config import GRACE_S, ClusterConfig
 from zmqps.launch.handout import worker_keys
 from zmqps.launch.nodes import AT_ONCE
 from zmqps.launch.processes import (
-    Process,
+    Piped,
     all_exited,
-    describe_exit,
     end,
-    mark_of,
     node_command,
     node_environment,
-    start_of,
-    tail,
     worker_command,
     worker_environment,
 )
 from zmqps.launch.ranks import Roles
 from zmqps.launch.reports import Reports
-from zmqps.launch.restarts import DRAIN_TIMEOUT_S, Restarts, failed
+from zmqps.launch.supervision import DRAIN_TIMEOUT_S, End, Restarts, failed, supervise, while_all_run
 from zmqps.logs.handler import VARIABLE as LOG_NODE
-from zmqps.net.system.signals import answered
 from zmqps.nodes.inquiry import inquire
 
 #: How often a task looks whether the others are still there.
 LOOK_S = 0.5
-DRAIN_S = 1.0
 #: The job that the tasks observe; no worker trains it. The user's jobs are left to the user.
 JOB = "zmqps-run"
-MOST_NAMED = 8
 NAME, DONE = "task-", "-done"
 
 
@@ -120,49 +113,41 @@ class Task:
     def __init__(self, config: TaskConfig, terminal: Terminal) -> None:
         self._config = config
         self._terminal = terminal
-        self._nodes: list[Process] = []
         self._servers: dict[str, int] = {}  # their numbers, by name
-        self._workers: dict[int, Process] = {}  # by number: the life under way, or the last one
+        self._workers: dict[str, Restarts] = {}  # by name
         self._shown: dict[str, str] = {}  # where they find the key that they show
-        self._pumps: dict[str, Pump] = {}
         self._reports = Reports()
-        self._files: dict[str, LogFile] = {}  # the logs of nodes and workers, by name
         self._node_keys: Keys | None = None
-        self._asked: signal.Signals | None = None
-        self._ending = False
         self._observers: list[zmqps.Worker] = []  # that this task is there, and then that its workers have ended
         self._seen: set[str] = set()
-        self._mark = mark_of(os.getpid(), start_of(os.getpid()))
 
     async def run(self) -> int:
         """Run until the cluster ends; return the exit code."""
         code = await self._run()
-        return exits.of_cluster(code, self._nodes[0].popen.returncode if self._config.roles.coordinator else None)
+        return exits.of_cluster(code, self._children.code(self._name("coordinator")))
 
     async def _run(self) -> int:
-        task, config = asyncio.current_task(), self._config
-        assert task is not None
+        config = self._config
         async with contextlib.AsyncExitStack() as self._stack:
             where = ("runs", config.name, "logs")
-            self._folder = self._stack.enter_context(Folder(config.directory.absolute(), *where, make=True))
-            log = LogFile(self._name(f"{NAME}{config.rank}"), self._folder, self._file(f"{NAME}{config.rank}"),
-                          self._terminal)  # fmt: skip
-            self._log = log
-            asked = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-            self._stack.enter_context(answered(asked, lambda number: self._ask(number, task)))
+            folder = self._stack.enter_context(Folder(config.directory.absolute(), *where, make=True))
+            name = self._name(f"{NAME}{config.rank}")
+            self._log = LogFile(name, folder, f"{name}.log", self._terminal)
+            self._stack.callback(self._log.close)
+            self._children = Children(folder, self._terminal)
+            says = "ending this task, and with it the cluster"
+            self._asked = Asked(self._log, config.cluster, says, self._children.kill)
+            self._stack.enter_context(self._asked.answered())
             try:
-                await self._start()
-                return await self._supervise()
-            except asyncio.CancelledError:
-                if self._asked is None:
-                    raise
-                return exits.INTERRUPTED if self._asked == signal.SIGINT else exits.TERMINATED
+                return await self._asked.code_of(self._start_and_supervise())
             finally:
-                self._ending = True
                 await self._end()
-                log.close()
 
     # --- the start ------------------------------------------------------------------------------
+
+    async def _start_and_supervise(self) -> int:
+        await self._start()
+        return await self._supervise()
 
     async def _start(self) -> None:
         config = self._config
@@ -171,73 +156,46 @@ class Task:
             self._shown = {"ZMQPS_KEYS": str(folder)}
         if config.roles.coordinator:
             name = self._name("coordinator")
-            coordinator = self._spawn_node("coordinator", "coordinator", config.cluster.coordinator(name))
-            await coordinator.announcement()
+            await self._start_node("coordinator", name, config.cluster.coordinator(name)).announcement()
         for index in config.roles.servers:
-            server = self._spawn_server(index)
-            self._servers[server.name] = index
-            await server.announcement()
+            name = self._name(f"server-{index}")
+            self._servers[name] = index
+            await self._start_server(name).announcement()
 
         def ready(status: Mapping[str, Any]) -> bool:
             here: int = sum(member["role"] == "server" for member in status["members"])
             return here >= config.cluster.options.servers
 
         keys = self._node_keys = load_node_keys(config.cluster.keys)
-        waits = asyncio.ensure_future(inquire(config.address, timeout=config.timeout, until=ready, keys=keys))
-        ends = {asyncio.ensure_future(node.exited()): node for node in self._nodes}
-        futures: list[asyncio.Future[Any]] = [waits, *ends]
-        try:
-            await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
-            for ended, node in ends.items():
-                if ended.done() and not waits.done():
-                    raise node.failure(ended.result())
-            await waits
-        finally:
-            for future in futures:
-                future.cancel()
-            await asyncio.gather(*futures, return_exceptions=True)
+        joined = inquire(config.address, timeout=config.timeout, until=ready, keys=keys)
+        await while_all_run(joined, self._nodes)
         await self._observe(f"{NAME}{config.rank}")
-
-    def _spawn_worker(self, index: int, lives: Restarts) -> Process:
-        config = self._config
-        env = worker_environment(config.address, index, config.cluster.job_secret, lives) | self._shown
-        env = dict(config.env) | env | {"ZMQPS_COMBINE": config.combine, LOG_NODE: self._name(f"worker-{index}")}
-        worker = self._workers[index] = self._spawn(f"worker-{index}", worker_command(config.command), env)
-        return worker
 
     def _name(self, role: str) -> str:
         return f"{role}@{self._config.host}"
 
-    def _file(self, role: str) -> str:
-        return f"{self._name(role)}.log"
+    @property
+    def _nodes(self) -> list[Piped]:
+        """The processes of nodes; the coordinator is the first one."""
+        return [process for name, process in self._children.processes.items() if name not in self._workers]
 
-    def _spawn_node(self, role: str, kind: str, flags: Sequence[str]) -> Process:
-        process = self._spawn(role, node_command(kind, *flags), node_environment(), is_node=True)
-        self._nodes.append(process)
-        return process
+    @property
+    def _worker_processes(self) -> list[Piped]:
+        return [process for name, process in self._children.processes.items() if name in self._workers]
 
-    def _spawn_server(self, index: int) -> Process:
-        role, config = f"server-{index}", self._config
-        flags = config.cluster.server(index, config.address, bind=f"tcp://{config.own}:0", name=self._name(role))
-        return self._spawn_node(role, "server", flags)
+    def _start_node(self, role: str, name: str, flags: Sequence[str]) -> Piped:
+        return self._children.start(name, node_command(role, *flags), node_environment(), is_node=True)
 
-    def _spawn(self, role: str, command: Sequence[str], env: Mapping[str, str], *, is_node: bool = False) -> Process:
-        name = self._name(role)
-        if name not in self._files:
-            self._files[name] = LogFile(name, self._folder, self._file(role), self._terminal)
-        else:
-            self._pumps[name].close()  # of the life before
-        log, env = self._files[name], {**env, **self._mark}
-        process = Process(name, command, stdout=subprocess.PIPE, log=log.path, env=env, is_node=is_node)
-        assert process.popen.stdout is not None
-        self._pumps[name] = Pump(process.popen.stdout, log)
-        return process
+    def _start_server(self, name: str) -> Piped:
+        config, index = self._config, self._servers[name]
+        flags = config.cluster.server(index, config.address, bind=f"tcp://{config.own}:0", name=name)
+        return self._start_node("server", name, flags)
 
     # --- training -------------------------------------------------------------------------------
 
     async def _supervise(self) -> int:
         """Wait for the end of the own workers, then for that of all; return the exit code."""
-        nodes = [asyncio.ensure_future(self._watch(node)) for node in self._nodes]
+        nodes = [asyncio.ensure_future(self._watch_node(node)) for node in self._nodes]
         workers = [asyncio.ensure_future(self._watch_worker(index)) for index in self._config.roles.workers]
         others = asyncio.ensure_future(self._watch_others())
         waiting: set[asyncio.Future[int]] = {*nodes, *workers, others}
@@ -264,54 +222,44 @@ class Task:
         )  # fmt: skip
         self._observers.append(observer)
 
-    async def _watch(self, process: Process) -> int:
+    async def _watch_node(self, node: Piped) -> int:
         """Wait for the end of a node; return what it means for this task: servers may start again."""
-        cluster = self._config.cluster
-        lives = Restarts(cluster.restart_servers)
-        while True:
-            code = await process.exited()
-            if not code or code == exits.COORDINATOR_LOST:  # what `_watch_others` says better
-                return exits.OK
-            if process.name in self._servers:
+        cluster, is_server = self._config.cluster, node.name in self._servers
+        done = (exits.OK, exits.COORDINATOR_LOST)  # what `_watch_others` says better
+        restarts = cluster.restarts_of_server(done) if is_server else Restarts(0, well=done, replaces=False)
+
+        async def start() -> Piped:
+            return self._start_server(node.name)
+
+        def lost(process: Piped, code: int) -> None:
+            if is_server and restarts.failed(code):
                 self._report(process, code)
-            outlived = process.name in self._servers and cluster.outlives_servers
-            if not outlived or not lives.may_follow(code):
-                await self._say_failure(process, code, "it does not start again" if outlived else "")
-                return exits.OK if outlived else code if code > 0 else 128 - code
-            self._log.say(
-                "warning",
-                f"{process.name} failed with {describe_exit(code)} and {lives.again(cluster.why_servers_return)}",
-            )
-            lives.begin()
-            self._nodes.remove(process)
-            process.close()
-            process = self._spawn_server(self._servers[process.name])
+
+        code = await supervise(restarts, start, self._told, self._asked.over, lost=lost, child=node)
+        outlived = is_server and cluster.outlives_servers
+        return exits.OK if outlived or not restarts.failed(code) else exits.of_process(code)
 
     async def _watch_worker(self, index: int) -> int:
         """Run a worker, and again as often as it may fail; return what its end means for this task."""
-        lives = Restarts(self._config.restarts)
-        while True:
-            worker = self._spawn_worker(index, lives)
-            code = await worker.exited()
-            if not failed(code):
-                self._report(worker, code)  # one that fails has another life, or the cluster ends with it
-                if code:
-                    self._log.say("info", f"{worker.name} has drained")
-                return exits.OK
-            await self._say_failure(worker, code, lives.what_follows(code))
-            if not lives.may_follow(code):
-                return code if code > 0 else 128 - code
-            await asyncio.sleep(lives.pause)
-            lives.begin()
+        config, name = self._config, self._name(f"worker-{index}")
+        restarts = self._workers[name] = Restarts(config.restarts)
 
-    def _report(self, process: Process, code: int) -> None:
+        async def start() -> Piped:
+            env = worker_environment(config.address, index, config.cluster.job_secret, restarts) | self._shown
+            env = {**config.env, **env, "ZMQPS_COMBINE": config.combine, LOG_NODE: name}
+            return self._children.start(name, worker_command(config.command), env)
+
+        code = await supervise(restarts, start, self._told, self._asked.over, lost=self._report)
+        return exits.of_process(code) if failed(code) else exits.OK
+
+    def _report(self, process: Piped, code: int) -> None:
         self._reports.tell(process, code, self._config.address, self._node_keys)
 
-    async def _say_failure(self, process: Process, code: int, follows: str = "") -> None:
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._pumps[process.name].ended.wait(), DRAIN_S)
-        text = f"{process.name} failed with {describe_exit(code)}; its last lines:\n{tail(process.log)}"
-        self._log.say("error", f"{text}\n  {follows}" if follows else text)
+    async def _told(self, end: End[Piped]) -> None:
+        if end.failed:
+            self._log.say(end.level, end.text)
+        elif end.code == exits.DRAINED:
+            self._log.say("info", f"{end.child.name} has drained")
 
     async def _watch_others(self) -> int:
         """Look until the cluster has to end, or has ended; return the exit code."""
@@ -322,7 +270,7 @@ class Task:
             try:
                 status = await asyncio.to_thread(self._observers[0].status)
             except PSError as error:
-                if all(w.ended and not failed(w.popen.returncode) for w in self._workers.values()):
+                if all(w.ended and not failed(w.popen.returncode) for w in self._worker_processes):
                     return exits.OK
                 self._log.say("error", f"workers of this task are at work, but {error}")
                 return _code_of(error)
@@ -361,24 +309,8 @@ class Task:
 
     # --- the end --------------------------------------------------------------------------------
 
-    def _ask(self, number: signal.Signals, task: asyncio.Task[int]) -> None:
-        saves = self._config.cluster.checkpoints.saves_at_end
-        if self._asked is not None or (self._ending and not saves):
-            for process in [*self._workers.values(), *self._nodes]:
-                process.kill()
-            return
-        if self._ending:
-            self._asked = number
-            self._log.say("info", f"{number.name}: what was trained is being saved; once more to end at once, without")
-            return
-        self._asked = number
-        self._log.say("info", f"{number.name}: ending this task, and with it the cluster")
-        task.cancel()
-
     async def _end(self) -> None:
-        number = signal.SIGINT if self._asked == signal.SIGINT else signal.SIGTERM
-        grace = self._config.drain_timeout if self._asked == signal.SIGTERM else GRACE_S
-        await end(self._workers.values(), number, grace)
+        await end(self._worker_processes, self._asked.passed_on, self._asked.grace(self._config.drain_timeout))
         await self._reports.close()
         for observer in self._observers:
             with contextlib.suppress(PSError):
@@ -389,14 +321,7 @@ class Task:
         elif cluster.checkpoints.saves_at_end and self._observers:  # servers are told, once what they have is saved
             await all_exited(self._nodes, cluster.goodbye_s)
         await end(self._nodes, AT_ONCE, GRACE_S)
-        for pump in self._pumps.values():
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(pump.ended.wait(), DRAIN_S)
-            pump.close()
-        for log in self._files.values():
-            log.close()
-        for node in self._nodes:
-            node.close()
+        await self._children.close()
 
 
 def _code_of(error: PSError) -> int:

@@ -13,6 +13,14 @@ NOT_SAVED = 9  #: a job has ended without its last checkpoint
 DRAINED = 75  #: a worker was drained, and may be started again elsewhere (EX_TEMPFAIL)
 INTERRUPTED = 130  #: Ctrl-C (128 + SIGINT)
 TERMINATED = 143  #: SIGTERM (128 + SIGTERM)
+SIGNALLED = 128  #: added to the number of the signal that has ended a process
+
+
+def of_process(code: int) -> int:
+    """Return the exit code of a supervisor for a process that ended with ``code``, negative for a signal."""
+    if code < 0:
+        return SIGNALLED - code
+    return code if code < 256 else FAILED  # a code that is not known; the system would make 0 of it
 
 
 def of_cluster(code: int, coordinator: int | None) -> int:
