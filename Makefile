@@ -58,7 +58,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install check format test test-random test-python test-slow test-repeats test-processes test-lan test-clusters test-engines test-browser test-prometheus frameworks test-frameworks test-conformance test-package package attack soak freezes flat simulate mutate test-gpu bench bench-full bench-gpu bench-gate bench-cycles bench-peers bench-frameworks experiments picture screenshots metrics roles errors docs docs-links constraints audit sbom release demo demo-sparse up down scale status observe logs trace launch doctor coordinator server worker clean
+.PHONY: help install check format test test-random test-python test-slow test-repeats test-processes test-lan test-clusters test-engines test-browser test-prometheus frameworks test-frameworks test-conformance test-package package attack soak freezes flat simulate mutate test-gpu bench bench-full bench-gpu bench-gate bench-cycles bench-peers bench-frameworks experiments picture screenshots metrics roles options errors docs docs-links constraints audit sbom release demo demo-sparse up down scale status observe logs trace launch doctor coordinator server worker clean
 
 ##@ Development
 
@@ -95,6 +95,9 @@ metrics: $(INSTALLED) ## write the tables of docs/metrics.md from the catalogue 
 
 roles: $(INSTALLED) ## write the tables of roles and messages into docs/security.md
 	$(PY) -m tests.roles
+
+options: $(INSTALLED) ## write the table of options into docs/operations.md, and deploy/cluster.toml
+	$(PY) -m tests.options
 
 errors: $(INSTALLED) ## write docs/errors.md from the docstrings of the errors
 	$(PY) -m zmqps explain --all >docs/errors.md.new && mv docs/errors.md.new docs/errors.md

@@ -49,7 +49,7 @@ def train(
     cluster = zmqps.LocalCluster(
         servers, WORKERS, checkpoint=directory, heartbeat_timeout=3.0, kernels="numpy",
         restore=directory if restored else None,
-        saving=zmqps.Saving(every=f"{EVERY}steps", restore_optimizer=optimizer),
+        saving=zmqps.Saving(every=f"{EVERY}steps", restore_values_only=not optimizer),
     )  # fmt: skip
 
     def work(worker: zmqps.Worker, rank: int) -> None:

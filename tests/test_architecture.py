@@ -41,6 +41,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "errors": "words",
         "files": "errors",
         "checks": "errors",
+        "settings": "errors checks",
         "jit": "",
         "codecs": "errors checks jit",
         "optim": "errors checks jit",
@@ -50,12 +51,12 @@ ROOMS: dict[str, dict[str, str]] = {
         "core": "",
         "core/protocol": "errors checks codecs",
         "core/treatments": "errors checks core/protocol",
-        "core/job": "errors checks rows core/protocol core/treatments",
+        "core/job": "errors checks settings rows core/protocol core/treatments",
         "core/node": "errors core/protocol",
         "core/server": "errors codecs rows core/protocol core/treatments core/job core/node",
         "core/worker": "errors checks codecs rows core/protocol core/treatments core/job core/node",
         "core/coordinator/consistency": "errors core/job",
-        "core/coordinator": "errors core/protocol core/job core/node core/coordinator/consistency",
+        "core/coordinator": "errors settings core/protocol core/job core/node core/coordinator/consistency",
     },
     "Doors: sockets, shared memory, GPUs, recording, files": {
         "extras": "",
@@ -77,9 +78,9 @@ ROOMS: dict[str, dict[str, str]] = {
         "client": "errors checks keys checkpoint codecs optim rows logs core/protocol core/job core/node core/worker "
         "net net/lane gpu trace metrics web",
         "combine": "errors checks codecs client core/protocol core/job core/worker net net/lane",
-        "nodes": "errors folder checks checkpoint codecs keys optim rows core/protocol core/treatments core/job "
-        "core/node core/server core/coordinator net net/lane gpu trace metrics page web sinks",
-        "launch": "errors folder files checks logs core/protocol core/coordinator net gpu web nodes keys",
+        "nodes": "errors folder checks settings checkpoint codecs keys optim rows core/protocol core/treatments "
+        "core/job core/node core/server core/coordinator net net/lane gpu trace metrics page web sinks",
+        "launch": "errors folder files checks settings logs core/protocol core/coordinator net gpu nodes keys",
         "doctor": "errors files keys core/protocol gpu net",
         "top": "errors folder files logs",
     },
@@ -92,13 +93,13 @@ ROOMS: dict[str, dict[str, str]] = {
         "aio": "errors checks client codecs core/job core/worker worker",
         "local": "errors checks core/protocol worker",
         "workers": "errors checks launch worker",
-        "ray": "errors extras checks core/protocol core/coordinator keys launch",
+        "ray": "errors extras checks settings core/protocol keys launch",
         "jax": "errors extras optim client worker",
         "torch": "errors extras checks codecs optim rows core/treatments checkpoint client worker",
         "keras": "errors extras checks optim client worker",
-        "zmqps": "errors codecs optim core/worker client checkpoint keys launch data initial stale pipeline worker aio "
-        "local workers",
-        "cli": "errors folder extras files logs core/protocol core/coordinator net gpu trace checkpoint web nodes "
+        "zmqps": "errors settings codecs optim core/worker client checkpoint keys launch data initial stale pipeline "
+        "worker aio local workers",
+        "cli": "errors folder extras files settings logs core/protocol core/coordinator net gpu trace checkpoint nodes "
         "keys launch doctor top zmqps",
         "__main__": "cli",
     },
@@ -119,6 +120,7 @@ PURE = (
     "zmqps/checks.py",
     "zmqps/jit.py",
     "zmqps/rows/",
+    "zmqps/settings/",
 )
 
 #: All that sans-IO code may import: data, maths and itself. No clock, no chance, no threads, no files, no log.
@@ -153,7 +155,7 @@ PURE_MAY_IMPORT = {
     *("ipaddress", "struct", "types", "typing"),  # what is an address can be seen without asking anybody
     "numpy",
     *("zmqps.errors", "zmqps.words", "zmqps.core", "zmqps.optim", "zmqps.codecs", "zmqps.checks", "zmqps.jit"),
-    "zmqps.rows",
+    *("zmqps.rows", "zmqps.settings"),
     *(path.removesuffix(".py").replace("/", ".") for path in OF_COMBINE),
 }
 #: … what single files may have beside it,
@@ -167,6 +169,9 @@ EXCEPTIONS = {
     "zmqps/optim/rows.py": {"numba"},
     "zmqps/rows/kernels.py": {"numba"},
     "zmqps/core/coordinator/described.py": {"shlex"},  # a name in a command that is advised
+    # what a path is, and in a document an absolute one
+    "zmqps/settings/kinds.py": {"os", "pathlib", "re"},
+    **{f"zmqps/settings/{name}.py": {"pathlib"} for name in ("node", "server", "coordinator", "cluster")},
     "zmqps/rows/arena.py": {"mmap", "sys"},  # address space, of which what is written to becomes memory
     "zmqps/codecs/registry.py": {"importlib"},  # a user's codec by its entry point
     "zmqps/optim/registry.py": {"importlib"},  # a user's optimizer, by its entry point

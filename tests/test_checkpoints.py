@@ -44,7 +44,7 @@ def gradients(params: Mapping[str, Any], rank: int, step: int) -> dict[str, Any]
 def cluster(directory: Path, servers: int = 2, workers: int = 2, **options: Any) -> zmqps.LocalCluster:
     options = {"heartbeat_timeout": stretch(10.0), "saving": zmqps.Saving(at_end=False), **options}
     return zmqps.LocalCluster(
-        servers=servers, workers=workers, kernels="numpy", slice_nbytes=SLICE_NBYTES, checkpoint=directory,
+        servers=servers, workers=workers, kernels="numpy", slice_size=SLICE_NBYTES, checkpoint=directory,
         heartbeat_interval=0.3, **options,
     )  # fmt: skip
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import zmqps
-from tests import figures, roles
+from tests import figures, options, roles
 from tests.imports import ROOT
 from tests.optim.specs import CASES
 from tests.picture import DOCUMENT, drawn
@@ -113,6 +113,15 @@ def test_the_picture_of_rooms_is_that_of_the_tree() -> None:
 
 def test_the_tables_of_roles_are_those_of_the_source() -> None:
     assert roles.DOCUMENT.read_text() == roles.drawn(roles.DOCUMENT.read_text()), "run `make roles`"
+
+
+def test_the_table_of_options_is_that_of_the_commands() -> None:
+    text = options.DOCUMENT.read_text()
+    assert options.drawn(text) == text, "make options"
+
+
+def test_the_example_file_is_that_of_the_commands() -> None:
+    assert options.EXAMPLE.read_text() == options.example(), "make options"
 
 
 def test_the_tables_of_metrics_are_those_of_the_catalogue() -> None:

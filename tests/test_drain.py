@@ -47,7 +47,7 @@ def test_a_server_that_is_drained_costs_nothing(mode: str, replicas: int, tmp_pa
     said = list[str]()
     with (
         zmqps.LocalCluster(
-            servers=3, replicas=replicas, slice_nbytes=1 << 14, directory=tmp_path, kernels="numpy",
+            servers=3, replicas=replicas, slice_size=1 << 14, directory=tmp_path, kernels="numpy",
         ) as cluster,
         ThreadPoolExecutor(2) as pool,
     ):  # fmt: skip

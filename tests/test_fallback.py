@@ -35,7 +35,7 @@ SGD = zmqps.optim.sgd(1.0)
 def cluster(directory: Path, **options: Any) -> zmqps.LocalCluster:
     options = {"servers": 2, "workers": 2, "checkpoint": directory / "saved", **options}
     return zmqps.LocalCluster(
-        heartbeat_interval=0.3, heartbeat_timeout=stretch(2.0), slice_nbytes=1 << 16, kernels="numpy",
+        heartbeat_interval=0.3, heartbeat_timeout=stretch(2.0), slice_size=1 << 16, kernels="numpy",
         directory=directory / "logs", **options,
     )  # fmt: skip
 

@@ -163,7 +163,7 @@ def arena() -> Iterator[Arena]:
     with (
         closing(Nursery()) as nursery,  # first: it imports while the cluster starts
         # no number of workers is expected: where one is, a third worker would be a spare
-        zmqps.LocalCluster(servers=2, kernels="numpy", slice_nbytes=SLICE_NBYTES, **times) as cluster,
+        zmqps.LocalCluster(servers=2, kernels="numpy", slice_size=SLICE_NBYTES, **times) as cluster,
         Team(cluster.address, 2, params, **options) as team,
         closing(Arena(cluster, team, nursery)) as arena,
     ):

@@ -44,7 +44,7 @@ def test_jobs_that_lie_on_more_servers_and_then_on_fewer_lose_nothing(mode: str,
 
     with (
         zmqps.LocalCluster(
-            servers=2, replicas=replicas, slice_nbytes=1 << 14, directory=tmp_path, kernels="numpy"
+            servers=2, replicas=replicas, slice_size=1 << 14, directory=tmp_path, kernels="numpy"
         ) as cluster,
         ThreadPoolExecutor(2) as pool,
     ):

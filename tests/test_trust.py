@@ -245,12 +245,12 @@ def test_a_socket_of_this_host_takes_nobody_without_a_key(folder: Path, caplog: 
 @pytest.mark.parametrize("endpoint", ["tcp://0.0.0.0:5570", "tcp://192.0.2.1:5570"])
 def test_beyond_loopback_a_node_needs_keys_or_to_be_told_that_it_needs_none(folder: Path, endpoint: str) -> None:
     with pytest.raises(ConfigurationError, match="zmqps keys create DIR"):
-        CoordinatorConfig(bind=endpoint)
+        CoordinatorConfig(address=endpoint)
     with pytest.raises(ConfigurationError, match="zmqps keys create DIR"):
-        ServerConfig(coordinator=endpoint, bind=endpoint)
-    CoordinatorConfig(bind=endpoint, keys=folder)
-    ServerConfig(coordinator=endpoint, bind=endpoint, keys=folder)
-    CoordinatorConfig(bind=endpoint, insecure=True)
+        ServerConfig(coordinator=endpoint, address=endpoint)
+    CoordinatorConfig(address=endpoint, keys=folder)
+    ServerConfig(coordinator=endpoint, address=endpoint, keys=folder)
+    CoordinatorConfig(address=endpoint, insecure=True)
 
 
 def test_processes_take_rotated_keys_by_themselves(folder: Path) -> None:

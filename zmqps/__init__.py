@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from zmqps.core.worker.layout.rollbacks import Rollback
     from zmqps.core.worker.statistics import Statistics
     from zmqps.errors import PSError
-    from zmqps.launch.cluster import LocalCluster, Saving
+    from zmqps.launch.cluster import LocalCluster
+    from zmqps.settings.saving import Saving
     from zmqps.worker import Worker, connect, drain_on
     from zmqps.workers import run
 
@@ -68,7 +69,7 @@ _HOMES = {
     "PSError": "zmqps.errors",
     "Params": "zmqps.client.requests",
     "Rollback": "zmqps.core.worker.layout.rollbacks",
-    "Saving": "zmqps.launch.cluster",
+    "Saving": "zmqps.settings.saving",
     "Statistics": "zmqps.core.worker.statistics",
     "Table": "zmqps.client.sparse.tables",
     "TableOptions": "zmqps.client.sparse.tables",

@@ -15,7 +15,6 @@ from types import TracebackType
 from typing import Any, Self
 
 from zmqps import checks
-from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.protocol import exits
 from zmqps.core.protocol.endpoints import is_loopback
 from zmqps.errors import ClosedError, ConfigurationError, DeadlineError, NodeFailedError, counted, from_wire, listed
@@ -28,12 +27,15 @@ from zmqps.launch.handout import FOR_NODES, key_files
 from zmqps.launch.keeper import HOST, Ended, Keeper, Order
 from zmqps.launch.processes import CHANNEL_SECRET
 from zmqps.launch.supervision import failed
+from zmqps.settings.cluster import ClusterSettings
+from zmqps.settings.server import ServerSettings
 
 __all__ = ["RayCluster", "start"]
 
 STRATEGIES = ("SPREAD", "PACK", "STRICT_SPREAD", "STRICT_PACK")
 #: How long an actor may take to answer beyond what it was given.
 ANSWER_S = 5.0
+DEFAULTS = ClusterSettings()
 MOST_NAMED = 8
 
 log = logging.getLogger("zmqps.ray")
@@ -47,15 +49,15 @@ def start(
     env: Mapping[str, str] | None = None,
     directory: str | os.PathLike[str] | None = None,
     restart_workers: int = 0,
-    restart_servers: int = 3,
+    restart_servers: int = DEFAULTS.restart_servers,
     strategy: str = "PACK",
     server_resources: Mapping[str, float] | None = None,
     worker_resources: Mapping[str, float] | None = None,
     keys: str | os.PathLike[str] | None = None,
     insecure: bool = False,
     port: int = 0,
-    device: str = "cpu",
-    heartbeat_timeout: float = CoordinatorOptions().heartbeat_timeout,
+    device: str = DEFAULTS.server.device,
+    heartbeat_timeout: float = DEFAULTS.heartbeat_timeout,
     timeout: float = 120.0,
 ) -> RayCluster:
     """Start a cluster on Ray, and the workers of a job if there is a command for them.
@@ -127,7 +129,6 @@ def start(
                                 ("restart_servers", restart_servers, 0), ("port", port, 0)):  # fmt: skip
         checks.whole(label, value, at_least=least)
     seconds = checks.seconds("timeout", timeout)
-    options = CoordinatorOptions(servers=servers, workers=workers, heartbeat_timeout=heartbeat_timeout)
     reserved = {
         "server": resources("server_resources", server_resources),
         "worker": resources("worker_resources", worker_resources),
@@ -139,8 +140,11 @@ def start(
     if keys is not None and insecure:
         raise ConfigurationError("give keys, or insecure=True for a cluster without")
     cluster = RayCluster(
-        ClusterConfig(options=options, address=f"tcp://{HOST}:{port}", insecure=insecure, devices=(device,))
-    )
+        ClusterConfig(
+            servers=servers, workers=workers, heartbeat_timeout=heartbeat_timeout, address=f"tcp://{HOST}:{port}",
+            insecure=insecure, server=ServerSettings(device=device),
+        )
+    )  # fmt: skip
     ends_at = time.monotonic() + seconds
     try:
         number = workers if command is not None and workers is not None else 0
@@ -281,7 +285,7 @@ class RayCluster:
 
     def __repr__(self) -> str:
         where = "stopped" if self._stopped else f"at {self._address}"
-        return f"<zmqps.ray.RayCluster of {counted(self._config.options.servers, 'server')}, {where}>"
+        return f"<zmqps.ray.RayCluster of {counted(self._config.servers, 'server')}, {where}>"
 
     # --- the start ------------------------------------------------------------------------------
 
@@ -293,7 +297,7 @@ class RayCluster:
         ray = self._ray
         if not ray.is_initialized():
             ray.init()
-        names = [f"server-{index}" for index in range(self._config.options.servers)]
+        names = [f"server-{index}" for index in range(self._config.servers)]
         names += [f"worker-{index}" for index in range(workers)]
         bundles = [dict(reserved[role_of(name)]) for name in names]
         self._group = ray.util.placement_group(bundles, strategy=strategy)
@@ -329,28 +333,29 @@ class RayCluster:
                 create(directory)
             files = {} if directory is None else key_files(directory, has_nodes=True)
             keys = None if directory is None else Keys.load(directory)
-        flags = [f"--keys={FILES}/{FOR_NODES}"] * bool(files)
-        self._run("coordinator", Order(role="coordinator", command=[*self._config.coordinator(), *flags], files=files))
+        more = {"keys": f"{FILES}/{FOR_NODES}"} if files else {}
+        settings = self._config.for_coordinator().document() | more
+        self._run("coordinator", Order(role="coordinator", settings=settings, files=files))
         answer = self._get([self._actors["coordinator"].address.remote()], "the coordinator to start", ends_at)[0]
         if "address" not in answer:
             raise from_wire(**answer)
         self._address = answer["address"]
         self._token = keys.token("worker", keys.pair("worker"), self._address) if keys is not None else ""
-        for index in range(self._config.options.servers):
-            command = self._config.server(index, self._address, bind=f"tcp://{HOST}:0")
+        for index in range(self._config.servers):
+            settings = self._config.for_server(index, self._address, bind=f"tcp://{HOST}:0").document() | more
             order = Order(
-                role="server", command=[*command, *flags], address=self._address, files=files, restarts=restart_servers
-            )  # fmt: skip
+                role="server", settings=settings, address=self._address, files=files, restarts=restart_servers
+            )
             self._run(f"server-{index}", order)
         left = max(0.0, ends_at - time.monotonic())
-        joined = self._actors["coordinator"].status.remote(left, self._config.options.servers)
+        joined = self._actors["coordinator"].status.remote(left, self._config.servers)
         done, _ = self._ray.wait([joined, *self._runs], num_returns=1, timeout=left + ANSWER_S)
         for run in done:
             if run is not joined:
                 name, ended = self._runs[run], self._ended(run)
                 how, tail = ended.how if ended is not None else "its actor", ended.tail if ended is not None else ""
                 raise NodeFailedError(name=name, how=how, tail=tail)
-        self._ask(left, self._config.options.servers, joined)
+        self._ask(left, self._config.servers, joined)
 
     def _start_workers(
         self, command: list[str], env: dict[str, str], directory: str | os.PathLike[str] | None, restarts: int
@@ -358,7 +363,7 @@ class RayCluster:
         if directory is None:
             runtime = self._ray.get_runtime_context().runtime_env or {}
             directory = "" if runtime.get("working_dir") else os.getcwd()
-        for index in range(len(self._actors) - 1 - self._config.options.servers):
+        for index in range(len(self._actors) - 1 - self._config.servers):
             order = Order(
                 role="worker", command=command, address=self._address, index=index, env=self.environment | env,
                 directory=os.fspath(directory), restarts=restarts,

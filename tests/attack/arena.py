@@ -211,7 +211,7 @@ class Arena:
                 servers=2,
                 workers=self._expected,
                 kernels="numpy",
-                slice_nbytes=training.SLICE_NBYTES,
+                slice_size=training.SLICE_NBYTES,
                 timeout=START_TIMEOUT,
                 directory=self.directory / "logs",
                 **{**self._options, **self._more(self.directory)},

@@ -24,8 +24,8 @@ from tests.attack.arena import Arena
 from tests.attack.doors import odd_files, slow_connections, with_checkpoints, with_doors
 from tests.attack.nodes import SHARED_MEMORY
 from zmqps.keys import Keys
-from zmqps.nodes.checkpoints import KEEP
 from zmqps.nodes.inquiry import save_job
+from zmqps.settings.saving import Saving
 
 #: Memory that is left to a server that has none any more.
 LEFT_NBYTES = 1 << 20
@@ -87,7 +87,7 @@ def full_shared_memory(arena: Arena) -> AbstractContextManager[None]:
 @contextmanager
 def kept_checkpoints(arena: Arena) -> Iterator[None]:
     """Whoever runs the cluster saves the job as often as checkpoints are kept; these must be there afterwards."""
-    for _ in range(KEEP):
+    for _ in range(Saving().keep):
         save_job(arena.cluster.address, "default", keys=Keys.load(arena.keys))
     good = sorted(arena.checkpoints.glob("*/*/manifest.json"))
     yield

@@ -363,7 +363,7 @@ def test_so_does_the_down_that_has_asked_for_the_end(start, zmqps) -> None:
 
 @pytest.mark.processes
 def test_no_last_checkpoint_is_written_where_that_is_said(zmqps, tmp_path) -> None:
-    saving = ("--checkpoint", "ckpt", "--checkpoint-at-end", "no")
+    saving = ("--checkpoint", "ckpt", "--no-checkpoint-at-end")
     result = zmqps(*UP, *saving, "--", sys.executable, "-c", STEPS, "finish")
     assert result.returncode == exits.OK
     assert not list((tmp_path / "ckpt").iterdir())

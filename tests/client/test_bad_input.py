@@ -127,7 +127,7 @@ def test_an_address_that_is_none_fails_at_once(address: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"servers": 0}, {"workers": 0}, {"kernels": "gold"}, {"apply_threads": 0}, {"slice_nbytes": 1}]
+    "options", [{"servers": 0}, {"workers": 0}, {"kernels": "gold"}, {"apply_threads": 0}, {"slice_size": 1}]
 )
 def test_a_cluster_that_cannot_be_starts_no_process(options: dict[str, Any]) -> None:
     with pytest.raises(zmqps.ConfigurationError):

@@ -11,12 +11,13 @@ from types import TracebackType
 from typing import Any, Self
 
 from tests.pace import allow
-from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.protocol import exits
 from zmqps.launch import cluster as launch
 from zmqps.launch.config import ClusterConfig
-from zmqps.launch.processes import Process, all_exited, node_environment
+from zmqps.launch.processes import Process, all_exited, node_command, node_environment
 from zmqps.nodes.inquiry import inquire, run_blocking
+from zmqps.settings.node import NodeSettings
+from zmqps.settings.server import ServerSettings
 
 #: Seconds that any wait may take on a busy machine.
 PATIENCE = allow(60.0)
@@ -38,7 +39,7 @@ class Nodes:
     page
         Where the coordinator's page is; empty: it has none.
     options
-        Of `CoordinatorOptions`.
+        Of `ClusterConfig`.
     """
 
     def __init__(
@@ -49,8 +50,8 @@ class Nodes:
         self.replicas = int(options.get("replicas", 0))
         self._directory = directory
         config = ClusterConfig(
-            options=CoordinatorOptions(servers=servers, **options), kernels="numpy", journal=journal,
-            values=tuple(values), page=page,
+            address="tcp://127.0.0.1:0", servers=servers, journal=journal, values=tuple(values), page=page,
+            server=ServerSettings(kernels="numpy"), **options,
         )  # fmt: skip
         self._nodes = launch.Nodes(config, self._spawn)
         try:
@@ -59,10 +60,11 @@ class Nodes:
             self.close()
             raise
 
-    def _spawn(self, name: str, command: Sequence[str]) -> Process:
-        log = self._directory / f"{name}.log"
+    def _spawn(self, told: NodeSettings) -> Process:
+        log = self._directory / f"{told.name}.log"
+        command = node_command(told.role, f"--name={told.name}")
         with log.open("ab") as output:
-            return Process(name, command, stdout=output, log=log, env=node_environment(), is_node=True)
+            return Process(told.name, command, stdout=output, log=log, env=node_environment(), settings=told.document())
 
     @property
     def address(self) -> str:

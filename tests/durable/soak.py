@@ -149,7 +149,7 @@ def soak(
     journal = directory / "journal"
     turn: list[str] = []
     with (
-        Nodes(directory, servers, journal=journal, replicas=replicas, slice_nbytes=SLICE_NBYTES, **HEARTBEAT) as nodes,
+        Nodes(directory, servers, journal=journal, replicas=replicas, slice_size=SLICE_NBYTES, **HEARTBEAT) as nodes,
         Training(nodes.address, mode, workers) as training,
     ):
         try:

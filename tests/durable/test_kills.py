@@ -89,7 +89,7 @@ def test_with_copies_nothing_is_lost(
 ) -> None:
     journal = tmp_path / "journal"
     with (
-        Nodes(tmp_path, 2, journal=journal, replicas=replicas, slice_nbytes=SLICE_NBYTES, **HEARTBEAT) as nodes,
+        Nodes(tmp_path, 2, journal=journal, replicas=replicas, slice_size=SLICE_NBYTES, **HEARTBEAT) as nodes,
         phase(Scene(nodes, mode, victim)) as training,
     ):
         assert training.finish() == []
@@ -98,7 +98,7 @@ def test_with_copies_nothing_is_lost(
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["async", "bounded", "sync"])
 def test_without_copies_a_lost_server_ends_its_job_at_once_and_the_next_one_trains(mode: str, tmp_path: Path) -> None:
-    with Nodes(tmp_path, 2, slice_nbytes=SLICE_NBYTES, **HEARTBEAT) as nodes:
+    with Nodes(tmp_path, 2, slice_size=SLICE_NBYTES, **HEARTBEAT) as nodes:
         scene = Scene(nodes, mode, "server-0")
         with pytest.raises(PSError, match="server-0"):
             between_steps(scene)
@@ -116,7 +116,7 @@ def test_without_copies_a_lost_coordinator_costs_nothing(
 ) -> None:
     journal = tmp_path / "journal"
     with (
-        Nodes(tmp_path, 2, journal=journal, slice_nbytes=SLICE_NBYTES, **HEARTBEAT) as nodes,
+        Nodes(tmp_path, 2, journal=journal, slice_size=SLICE_NBYTES, **HEARTBEAT) as nodes,
         phase(Scene(nodes, mode, "coordinator")) as training,
     ):
         assert training.finish() == []

@@ -49,7 +49,7 @@ def train(
             work(worker, number)
 
     with (
-        zmqps.LocalCluster(servers=2, workers=num_workers, kernels="numpy", slice_nbytes=slice_nbytes) as cluster,
+        zmqps.LocalCluster(servers=2, workers=num_workers, kernels="numpy", slice_size=slice_nbytes) as cluster,
         zmqps.connect(cluster.address, observer=True) as observer,
         ThreadPoolExecutor(num_workers) as pool,
     ):

@@ -27,13 +27,14 @@ from tests.flat.walker import SOCKET, ask, held
 from tests.leaks import SHARED_MEMORY
 from tests.pace import stretch
 from zmqps import keys as keys_of
-from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.keys import Keys
 from zmqps.launch import cluster as launch
 from zmqps.launch.config import ClusterConfig
 from zmqps.launch.processes import Process, node_environment
-from zmqps.nodes.checkpoints import CheckpointConfig
 from zmqps.nodes.inquiry import inquire, run_blocking, save_job
+from zmqps.settings.node import NodeSettings
+from zmqps.settings.saving import CheckpointSettings
+from zmqps.settings.server import ServerSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZE = 4096
@@ -96,14 +97,12 @@ class Cluster:
         self.keys = directory / "keys" if keyed else None
         if self.keys is not None:
             keys_of.create(self.keys)
-        options = CoordinatorOptions(
-            servers=servers, replicas=1, heartbeat_interval=0.25, heartbeat_timeout=stretch(1.5), lease=2.0,
-            slice_nbytes=4 << 10,
-        )  # fmt: skip
-        saved = CheckpointConfig(directory=str(directory / "checkpoints"), full_every=4, keep=3)
+        saved = CheckpointSettings(checkpoint=str(directory / "checkpoints"), full_every=4, keep=3)
         config = ClusterConfig(
-            options=options, kernels="numpy", journal=directory / "journal", checkpoints=saved, keys=self.keys
-        )
+            address="tcp://127.0.0.1:0", servers=servers, replicas=1, heartbeat_interval=0.25,
+            heartbeat_timeout=stretch(1.5), lease=2.0, slice_size=4 << 10, journal=directory / "journal",
+            checkpoints=saved, keys=self.keys, server=ServerSettings(kernels="numpy"),
+        )  # fmt: skip
         self._nodes = launch.Nodes(config, self._spawn)
         try:
             run_blocking(self._nodes.start(PATIENCE))
@@ -111,8 +110,9 @@ class Cluster:
             self.close()
             raise
 
-    def _spawn(self, name: str, command: Sequence[str]) -> Process:
-        instead = [sys.executable, "-m", "tests.flat.walker", *command[command.index("zmqps") + 1 :]]
+    def _spawn(self, told: NodeSettings) -> Process:
+        name = told.name
+        instead = [sys.executable, "-m", "tests.flat.walker", told.role, f"--name={name}"]
         env = {
             **node_environment(),
             "PYTHONPATH": str(ROOT),
@@ -121,7 +121,7 @@ class Cluster:
         }
         log = self.directory / f"{name}.log"
         with log.open("ab") as output:
-            return Process(name, instead, stdout=output, log=log, env=env, is_node=True)
+            return Process(name, instead, stdout=output, log=log, env=env, settings=told.document())
 
     @property
     def address(self) -> str:

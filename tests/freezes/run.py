@@ -48,7 +48,7 @@ def freezes(
     out, rng, began = Freezes(mode), random.Random(seed), time.monotonic()
     with (
         Nodes(
-            directory, servers, journal=directory / "journal", replicas=1, slice_nbytes=SLICE_NBYTES,
+            directory, servers, journal=directory / "journal", replicas=1, slice_size=SLICE_NBYTES,
             heartbeat_interval=timeout / 8, heartbeat_timeout=timeout,
         ) as nodes,
         Training(nodes.address, mode, workers) as training,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 
 import pytest
@@ -77,14 +76,14 @@ def test_workers_take_turns() -> None:
 
 def test_servers_are_told_their_devices() -> None:
     config = ClusterConfig(devices=("cuda:0", "cuda:1"))
-    told = [re.search(r"--device=(\S+)", " ".join(config.server(i, "tcp://127.0.0.1:1")))[1] for i in range(3)]  # type: ignore[index]
+    told = [config.for_server(index, "tcp://127.0.0.1:1").device for index in range(3)]
     assert told == ["cuda:0", "cuda:1", "cuda:0"]
 
 
 def test_a_local_cluster_has_a_server_for_each_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("zmqps.launch.cluster.visible_gpus", lambda: ("0", "1", "2"))
     cluster = zmqps.LocalCluster(servers_per_gpu=1)
-    assert cluster._nodes._config.options.servers == 3
+    assert cluster._nodes._config.servers == 3
     assert cluster._nodes._config.devices == ("cuda:0", "cuda:1", "cuda:2")
     monkeypatch.setattr("zmqps.launch.cluster.visible_gpus", lambda: ())
     with pytest.raises(DeviceError):

@@ -265,7 +265,7 @@ def test_a_shard_whose_tables_do_not_fit_is_refused_before_it_is_built() -> None
 def test_a_table_without_a_capacity_grows_while_the_device_has_memory() -> None:
     assert may_grow(CONFIG, 0, 1 << 20, HostDevice(1 << 30))
     assert not may_grow(CONFIG, 0, 1 << 20, HostDevice(SPARE_DEVICE_NBYTES))
-    limited = replace(CONFIG, memory_nbytes=1 << 20)
+    limited = replace(CONFIG, memory=1 << 20)
     assert not may_grow(limited, 0, 2 << 20, HostDevice(1 << 30))
 
 

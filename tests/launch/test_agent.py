@@ -21,7 +21,6 @@ import pytest
 from tests.imports import ROOT
 from tests.leaks import assert_gone
 from tests.pace import allow
-from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.launch.config import ClusterConfig
 from zmqps.launch.far import FILES, GREETING
 from zmqps.nodes.inquiry import inquire
@@ -189,12 +188,12 @@ def test_a_signal_ends_everything_in_order(agent) -> None:
 def test_a_node_announces_itself_and_says_why_it_cannot_start(agent) -> None:
     far = agent()
     far.set_up()
-    far.tell("start", name="c", role="coordinator", flags=["--address=tcp://127.0.0.1:0", "--name=c"])
+    far.tell("start", name="c", role="coordinator", settings={"address": "tcp://127.0.0.1:0", "name": "c"})
     announced = far.hear("announced")
     assert re.fullmatch(r"tcp://127\.0\.0\.1:\d+", announced["text"])
     far.tell("joined", address=announced["text"], servers=0)
     assert far.hear("joined")["here"] == 0
-    far.tell("start", name="d", role="coordinator", flags=["--address=tcp://10.9.9.9:0"])
+    far.tell("start", name="d", role="coordinator", settings={"address": "tcp://10.9.9.9:0"})
     assert "can be reached from other hosts" in far.hear("failed")["text"]
     far.tell("signal", names=["c", "nobody"], number=int(signal.SIGTERM))
     while (ended := far.hear("ended"))["name"] != "c":
@@ -205,10 +204,12 @@ def test_a_node_announces_itself_and_says_why_it_cannot_start(agent) -> None:
 def test_the_end_of_a_server_is_told_to_the_coordinator(agent) -> None:
     far = agent()
     far.set_up()
-    config = ClusterConfig(options=CoordinatorOptions(heartbeat_timeout=1000.0), address="tcp://127.0.0.1:0")
-    far.tell("start", name="coordinator", role="coordinator", flags=config.coordinator(), address="")
+    config = ClusterConfig(heartbeat_timeout=1000.0, address="tcp://127.0.0.1:0")
+    told = config.for_coordinator().document()
+    far.tell("start", name="coordinator", role="coordinator", settings=told, address="")
     address = far.hear("announced")["text"]
-    far.tell("start", name="server", role="server", flags=config.server(0, address), address=address)
+    told = config.for_server(0, address).document()
+    far.tell("start", name="server", role="server", settings=told, address=address)
     far.hear("announced")
 
     async def until(holds: Callable[[Any], bool]) -> Any:

@@ -22,11 +22,12 @@ import zmqps
 from tests.inprocess import InProcessCluster
 from tests.pace import allow
 from zmqps import keys
-from zmqps.errors import ClosedError, ConfigurationError, DeadlineError, NodeFailedError, ShutdownError
+from zmqps.errors import ClosedError, ConfigurationError, DeadlineError, ShutdownError
 from zmqps.launch.handout import FOR_WORKERS, key_files, write_files
 from zmqps.launch.nodes import Nodes
 from zmqps.net.routes import MIN_DESCRIPTORS
 from zmqps.nodes.inquiry import ask_status
+from zmqps.settings.server import ServerSettings
 
 pytestmark = pytest.mark.processes
 
@@ -176,11 +177,22 @@ def test_a_start_that_takes_too_long_says_what_is_missing() -> None:
 def test_what_keeps_a_node_from_starting_is_raised_here(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigurationError, match="must exceed the interval"):
         zmqps.LocalCluster(heartbeat_timeout=0.1).start()
-    monkeypatch.setattr(
-        "zmqps.launch.cluster.ServerConfig", lambda *_, **__: None
-    )  # so that it is the process that refuses
-    with pytest.raises(NodeFailedError, match=r"(?s)server-0 ended with exit code 2.*'fortran'"):
-        zmqps.LocalCluster(kernels="fortran").start()
+    with pytest.raises(ConfigurationError, match="kernels must be one of"):
+        zmqps.LocalCluster(kernels="fortran")
+    document = ServerSettings.document
+    monkeypatch.setattr(ServerSettings, "document", lambda self: document(self) | {"kernels": "fortran"})
+    with pytest.raises(ConfigurationError, match="kernels must be one of numba, numpy, not 'fortran'"):
+        zmqps.LocalCluster().start()  # it is the process that refuses
+
+
+def test_a_node_has_its_name_and_nothing_secret_in_the_list_of_processes(tmp_path: Path) -> None:
+    (tmp_path / "hush").write_bytes(b"s" * 32)
+    with zmqps.LocalCluster(job_secret=tmp_path / "hush", kernels="numpy") as cluster:
+        for name, pid in cluster.pids.items():
+            command = psutil.Process(pid).cmdline()
+            assert command[3:6] == ["zmqps", name.partition("-")[0], f"--name={name}"]
+            assert command[6] == "--parent-fd"
+            assert len(command) == 8
 
 
 def test_a_status_needs_a_coordinator() -> None:

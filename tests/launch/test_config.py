@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from tests.tables import for_each
-from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.launch.config import ClusterConfig
-from zmqps.nodes.checkpoints import CheckpointConfig
+from zmqps.settings.saving import CheckpointSettings
 
 
 @for_each(
@@ -15,14 +14,14 @@ from zmqps.nodes.checkpoints import CheckpointConfig
     [
         ({}, {}, False),
         ({"replicas": 1}, {}, True),
-        ({}, {"directory": "saved"}, True),
+        ({}, {"checkpoint": "saved"}, True),
         ({}, {"restore": "saved"}, True),
-        ({"fallback_timeout": 0.0}, {"directory": "saved"}, False),
-        ({"fallback_timeout": 0.0, "replicas": 1}, {"directory": "saved"}, True),
+        ({"fallback_timeout": 0.0}, {"checkpoint": "saved"}, False),
+        ({"fallback_timeout": 0.0, "replicas": 1}, {"checkpoint": "saved"}, True),
     ],
 )
 def test_servers_start_again_where_jobs_go_on_without_them(
     options: dict[str, Any], checkpoints: dict[str, str], outlives: bool
 ) -> None:
-    config = ClusterConfig(options=CoordinatorOptions(**options), checkpoints=CheckpointConfig(**checkpoints))
+    config = ClusterConfig(**options, checkpoints=CheckpointSettings(**checkpoints))
     assert config.outlives_servers is outlives

@@ -84,9 +84,9 @@ def test_stop_ends_the_process_and_what_it_has_started() -> None:
 
 def test_a_coordinator_says_where_it_is_and_who_is_there_with_the_keys_that_were_handed_over(tmp_path: Path) -> None:
     create(tmp_path / "keys")
-    flags = ClusterConfig(address=f"tcp://{HOST}:0").coordinator()
+    settings = ClusterConfig(address=f"tcp://{HOST}:0").for_coordinator().document()
     files = key_files(tmp_path / "keys", has_nodes=True)
-    order = Order(role="coordinator", command=[*flags, f"--keys={FILES}/{FOR_NODES}"], files=files)
+    order = Order(role="coordinator", settings=settings | {"keys": f"{FILES}/{FOR_NODES}"}, files=files)
 
     async def work() -> tuple[dict[str, Any], dict[str, Any], Ended]:
         kept = Keeper("coordinator", "127.0.0.1", lambda line: None)
@@ -107,8 +107,8 @@ def test_a_coordinator_says_where_it_is_and_who_is_there_with_the_keys_that_were
 def test_a_node_that_cannot_start_says_why() -> None:
     async def work() -> tuple[dict[str, Any], Ended]:
         kept = Keeper("coordinator", "192.0.2.1", lambda line: None)
-        flags = ClusterConfig(address=f"tcp://{HOST}:0").coordinator()
-        running = asyncio.create_task(kept.run(Order(role="coordinator", command=flags)))
+        settings = ClusterConfig(address=f"tcp://{HOST}:0").for_coordinator().document()
+        running = asyncio.create_task(kept.run(Order(role="coordinator", settings=settings)))
         return await asyncio.wait_for(kept.address(), PATIENCE), await asyncio.wait_for(running, PATIENCE)
 
     answer, ended = asyncio.run(work())

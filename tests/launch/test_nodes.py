@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 
 from zmqps.launch import nodes
 from zmqps.launch.config import ClusterConfig
+from zmqps.settings.node import NodeSettings
 
 
 class Host:
@@ -23,9 +24,11 @@ class Host:
         self.draining: list[str] = []
         self.nodes = nodes.Nodes(ClusterConfig(), self.spawn)
         for name in ("coordinator", *(f"server-{index}" for index in range(servers))):
-            self.nodes.processes.append(self.spawn(name, ()))
+            self.nodes.processes.append(self.spawn(NodeSettings(name=name)))
 
-    def spawn(self, name: str, command: Sequence[str]) -> Any:
+    def spawn(self, told: NodeSettings) -> Any:
+        name = told.name
+
         async def announcement() -> str:
             return "tcp://127.0.0.1:1"
 

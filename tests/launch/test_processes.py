@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,8 +16,21 @@ import psutil
 import pytest
 
 from tests.pace import allow
+from tests.tables import for_each
+from zmqps.errors import ConfigurationError
 from zmqps.launch import processes
-from zmqps.launch.processes import Process, describe_exit, gone, has_mark, mark_of, marked, signal_if
+from zmqps.launch.processes import (
+    MAX_SETTINGS_NBYTES,
+    Process,
+    describe_exit,
+    gone,
+    hand_over,
+    has_mark,
+    mark_of,
+    marked,
+    received,
+    signal_if,
+)
 from zmqps.launch.supervision import failed
 
 pytestmark = pytest.mark.processes
@@ -118,3 +132,33 @@ def test_how_a_child_ends_is_known_although_the_ends_of_children_were_ignored(tm
         assert asyncio.run(asyncio.wait_for(child.exited(), PATIENCE)) == 3
     finally:
         signal.signal(signal.SIGCHLD, before)
+
+
+def test_a_node_reads_its_settings_and_nothing_of_what_follows() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        hand_over(ours, {"name": "server-0", "keys": None})
+        ours.sendall(b"more")
+        assert received(theirs.fileno()) == {"name": "server-0", "keys": None}
+        assert theirs.recv(10) == b"more"
+
+
+def test_the_largest_settings_fit_before_a_node_reads_them_and_larger_ones_are_refused() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.setblocking(False)
+        largest = {"name": "x" * (MAX_SETTINGS_NBYTES - len('{"name": ""}'))}
+        hand_over(ours, largest)
+        assert received(theirs.fileno()) == largest
+        with pytest.raises(ConfigurationError, match="give fewer --restore-names"):
+            hand_over(ours, {"name": "x" * MAX_SETTINGS_NBYTES})
+
+
+@for_each("said", [b"", b"\0\0", b"\0\0\0\5{}", b"\0\0\0\2[}", b"\xff\xff\xff\xff{}", b"\0\0\0\0"])
+def test_what_is_no_settings_is_refused(said: bytes) -> None:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        with ours:
+            ours.sendall(said)
+        with pytest.raises(ConfigurationError, match="for launchers"):
+            received(theirs.fileno())

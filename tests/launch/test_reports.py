@@ -16,7 +16,6 @@ import pytest
 
 import zmqps
 from tests.tables import for_each
-from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.protocol.security.keys import process_of
 from zmqps.keys import Keys, create
 from zmqps.launch.config import ClusterConfig
@@ -27,10 +26,11 @@ from zmqps.launch.processes import Process, node_command, node_environment, work
 from zmqps.launch.reports import Reports
 from zmqps.net.identity import PROCESS, launched_process
 from zmqps.nodes.inquiry import ask_status, inquire
+from zmqps.settings.node import NodeSettings
 
 PATIENCE = 60.0
 #: Whoever is lost within the patience of a test is not lost by its heartbeats.
-OPTIONS = CoordinatorOptions(heartbeat_timeout=1000.0)
+OPTIONS = {"heartbeat_timeout": 1000.0}
 TOKEN = bytes(range(16))
 SAY = "import os; from zmqps.net.identity import launched_process as p; print(p(os.environ).hex() or 'none')"
 JOIN = f"""if True:
@@ -84,22 +84,21 @@ async def _with_cluster(
     tmp_path: Path, keys: Path | None, work: Callable[[Process, list[Process]], Awaitable[None]]
 ) -> None:
     """Run a coordinator and two servers as a supervisor does, and something with them."""
-    config = ClusterConfig(options=OPTIONS, address="tcp://127.0.0.1:0", keys=keys)
+    config = ClusterConfig(**OPTIONS, address="tcp://127.0.0.1:0", keys=keys)
     nodes: list[Process] = []
 
-    def spawn(role: str, *flags: str) -> Process:
+    def spawn(told: NodeSettings) -> Process:
+        command, settings = node_command(told.role), told.document()
         with open(tmp_path / f"{len(nodes)}.log", "wb") as file:
             log = Path(file.name)
-            nodes.append(
-                Process(role, node_command(role, *flags), stdout=file, log=log, env=node_environment(), is_node=True)
-            )
+            nodes.append(Process(told.role, command, stdout=file, log=log, env=node_environment(), settings=settings))
         return nodes[-1]
 
     try:
-        coordinator = spawn("coordinator", *config.coordinator())
+        coordinator = spawn(config.for_coordinator())
         address = await coordinator.announcement()
         for index in range(2):
-            await spawn("server", *config.server(index, address)).announcement()
+            await spawn(config.for_server(index, address)).announcement()
         coordinator.name = address
         await work(coordinator, nodes[1:])
     finally:
@@ -138,7 +137,7 @@ def test_a_supervisor_tells_of_a_server_with_whatever_key_its_host_has(tmp_path:
 def test_a_coordinator_that_does_not_answer_holds_nobody_up() -> None:
     async def work() -> None:
         reports = Reports()
-        process = Process("p", ["true"], stdout=subprocess.DEVNULL, log=Path(os.devnull), is_node=False)
+        process = Process("p", ["true"], stdout=subprocess.DEVNULL, log=Path(os.devnull))
         code = await asyncio.wait_for(process.exited(), PATIENCE)
         reports.tell(process, code, "tcp://127.0.0.1:9", None)
         await asyncio.wait_for(reports.close(), PATIENCE)
@@ -164,20 +163,20 @@ def test_a_server_of_a_local_cluster_that_is_killed_is_replaced_at_once() -> Non
 def test_a_keeper_tells_of_its_server_and_of_its_worker(tmp_path: Path) -> None:
     keys = create(tmp_path / "keys")
     files = key_files(tmp_path / "keys", has_nodes=True)
-    flags = [f"--keys={FILES}/{FOR_NODES}"]
-    config = ClusterConfig(options=OPTIONS, address=f"tcp://{HOST}:0")
+    more = {"keys": f"{FILES}/{FOR_NODES}"}
+    config = ClusterConfig(**OPTIONS, address=f"tcp://{HOST}:0")
 
     async def work() -> None:
         kept = {name: Keeper(name, "127.0.0.1", lambda line: None) for name in ("coordinator", "server-0", "worker-0")}
         runs = [asyncio.create_task(kept["coordinator"].run(
-            Order(role="coordinator", command=[*config.coordinator(), *flags], files=files)
+            Order(role="coordinator", settings=config.for_coordinator().document() | more, files=files)
         ))]  # fmt: skip
         address = (await asyncio.wait_for(kept["coordinator"].address(), PATIENCE))["address"]
-        server = [*config.server(0, address, bind=f"tcp://{HOST}:0", name="server-0"), *flags]
+        server = config.for_server(0, address, bind=f"tcp://{HOST}:0", name="server-0").document() | more
         runs.append(
             asyncio.create_task(
                 kept["server-0"].run(
-                    Order(role="server", command=server, address=address, files=files, restarts=1, pause=0.01)
+                    Order(role="server", settings=server, address=address, files=files, restarts=1, pause=0.01)
                 )
             )
         )

@@ -22,37 +22,19 @@ from zmqps.core.server.dense.snapshot import Snapshot
 from zmqps.core.server.shard import Shard
 from zmqps.errors import CheckpointError, ConfigurationError
 from zmqps.nodes.checkpoints import (
-    CheckpointConfig,
     CheckpointStore,
     ShardFiles,
-    cadence,
 )
 from zmqps.nodes.host import LONGEST_REST_S, Rests
 from zmqps.nodes.restoring import numbers_of, restored, resumptions
 from zmqps.optim import OptimizerSpec, adam, sgd
+from zmqps.settings.saving import CheckpointSettings
 
 
-@for_each(
-    "text, found",
-    [
-        ("", (None, None)), ("5min", (300.0, None)), ("90s", (90.0, None)), ("1.5 h", (5400.0, None)),
-        ("2sec", (2.0, None)), ("500steps", (None, 500)), ("1 step", (None, 1)), (" 3STEPS ", (None, 3)),
-    ],
-)  # fmt: skip
-def test_a_cadence_is_of_time_or_of_steps(text: str, found: Any) -> None:
-    assert cadence(text) == found
-
-
-@for_each("text", ["5", "min", "0steps", "1.5steps", "0s", "-3s", "5 minutes 3", "5days", "nans", "1e3s"])
-def test_what_is_none_is_refused_and_says_what_is(text: str) -> None:
-    with pytest.raises(ConfigurationError, match="5min, 90s, 2h or 500steps"):
-        cadence(text)
-
-
-@for_each("options", [{"every": "5min"}, {"directory": "d", "keep": 0}, {"directory": "d", "every": "x"}])
+@for_each("options", [{"every": "5min"}, {"checkpoint": "d", "keep": 0}, {"checkpoint": "d", "every": "x"}])
 def test_a_configuration_that_cannot_work_is_refused(options: Any) -> None:
     with pytest.raises(ConfigurationError):
-        CheckpointConfig(**options)
+        CheckpointSettings(**options)
 
 
 # --- a shard, written and read ----------------------------------------------------------------------
@@ -199,13 +181,13 @@ def test_what_is_published_says_what_jobs_begin_from(tmp_path: Path) -> None:
     path, nbytes, version = save(tmp_path, job, trained(job, placement(job, 2, 64)))
     assert version == 3
     assert open_checkpoint(path).manifest.nbytes == nbytes
-    config = CheckpointConfig(restore=str(tmp_path), restore_names={"x": "a"})
+    config = CheckpointSettings(restore=str(tmp_path), restore_names={"x": "a"})
     (found,) = resumptions(config, restored(config)).values()
     assert (found.path, found.version, found.state) == (path, 3, {"epoch": 3})
     assert [list(entry) for entry in found.data] == [[["d", 10, 4, 1, None], 0, 2, [1]]]
     assert found.names == {"x": "a"}
     assert found.job == job
-    assert resumptions(CheckpointConfig(), restored(CheckpointConfig())) == {}
+    assert resumptions(CheckpointSettings(), restored(CheckpointSettings())) == {}
 
 
 @for_each(

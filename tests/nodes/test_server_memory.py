@@ -85,7 +85,7 @@ def test_beside_its_values_a_large_shard_has_room_for_what_waits_to_be_sent() ->
         assert shard.dense.beside.limit == workers * MAX_BACKLOG_NBYTES
 
 
-@for_each("options, expected", [({}, 3 * GRANT_NBYTES), ({"memory_nbytes": 1 << 20}, GRANT_NBYTES)])
+@for_each("options, expected", [({}, 3 * GRANT_NBYTES), ({"memory": 1 << 20}, GRANT_NBYTES)])
 def test_servers_that_share_a_host_ask_for_each_other(options: dict[str, int], expected: int) -> None:
     spec, asked = job("w"), list[int]()
 

@@ -187,9 +187,7 @@ SAVED = {"save_strategy": "steps", "save_steps": 5, "gradient_accumulation_steps
 
 
 def cluster(path: Path, workers: int = 1, **options: Any) -> zmqps.LocalCluster:
-    return zmqps.LocalCluster(
-        servers=2, workers=workers, kernels="numpy", slice_nbytes=4096, checkpoint=path, **options
-    )
+    return zmqps.LocalCluster(servers=2, workers=workers, kernels="numpy", slice_size=4096, checkpoint=path, **options)
 
 
 def test_training_that_is_resumed_equals_training_that_was_not_interrupted(tmp_path: Path) -> None:

@@ -310,7 +310,7 @@ def removed(path: str) -> CheckpointNotFoundError:
         path=path,
         what="it was removed while it was read: the cluster that makes them keeps the latest only",
         good="",
-        advice="read the latest one, or have the cluster keep more (--keep)",
+        advice="read the latest one, or have the cluster keep more (--checkpoint-keep)",
     )
 
 

@@ -419,7 +419,7 @@ class Restorer:
         if missing:
             self._refuse(
                 f"its optimizer {self._checkpoint.manifest.job.optimizer.get('name')!r} has no {', '.join(missing)}",
-                "restore with the same optimizer, or only the values with restore_optimizer=False",
+                "restore with the same optimizer, or only the values with restore_values_only=True",
             )
 
     def _refuse(self, what: str, advice: str) -> NoReturn:

@@ -228,7 +228,7 @@ def naming_the_disk(path: str, doing: str = "write") -> Iterator[None]:
 def _facts(path: str, doing: str, error: OSError) -> dict[str, Any]:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         what = "the disk is full" if error.errno == errno.ENOSPC else "the quota is used up"
-        advice = "free some space, keep fewer checkpoints (--keep), or name another directory"
+        advice = "free some space, keep fewer checkpoints (--checkpoint-keep), or name another directory"
     elif error.errno == errno.EROFS:
         what, advice = "the file system is read-only", "mount it for writing, or name another directory"
     elif error.errno in (errno.EACCES, errno.EPERM):

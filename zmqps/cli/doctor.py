@@ -14,11 +14,12 @@ from urllib.parse import urlsplit
 
 import click
 
-from zmqps.cli.settings import Size, setting
+from zmqps.cli.settings import Size, option_of, setting
 from zmqps.core.protocol import exits
 from zmqps.core.protocol.endpoints import parse_ports
 from zmqps.errors import ConfigurationError, PSError
 from zmqps.files import TEXT_NBYTES, open_given, read_file
+from zmqps.settings.cluster import LaunchSettings
 
 if TYPE_CHECKING:
     from zmqps.doctor.examine import Wanted
@@ -36,13 +37,14 @@ DEFAULT_PORT = 5570
     "--hosts", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE",
     help="File of hosts to check, one a line, as for `zmqps launch`; by default, this host only.",
 )  # fmt: skip
-@setting("--host", "-H", shared=False, metavar="HOST:SLOTS,…", help="The hosts, in place of a file.")
+@option_of(LaunchSettings, "host")
 @setting("--coordinator", help="Also check the running cluster of this coordinator.")
 @setting(
     "--port",
     type=click.IntRange(1, 65535),
-    default=DEFAULT_PORT,
+    show_default=str(DEFAULT_PORT),
     shared=False,
+    example=DEFAULT_PORT,
     help="The coordinator's port, which must be free; with --hosts or -H, checked only if given.",
 )
 @setting(
@@ -50,28 +52,25 @@ DEFAULT_PORT = 5570
     help="Ports of servers that a firewall lets through, such as 5571-5580; 32 at most.",
 )  # fmt: skip
 @setting(
-    "--model", shared=False, metavar="NAME|SIZE",
+    "--model", shared=False, metavar="NAME|SIZE", example="resnet50",
     help="Estimate the fastest possible step: resnet50, gpt2-small, or the bytes of the model as float32.",
 )  # fmt: skip
 @setting(
-    "--servers", type=click.IntRange(1, 65535), default=1, shared=False,
+    "--servers", type=click.IntRange(1, 65535), show_default="1", shared=False, example=2,
     help="How many servers will run; with hosts, by default as many as they name.",
 )  # fmt: skip
-@setting("--workers", type=click.IntRange(1, 65535), shared=False, help="How many workers will run.")
-@setting("--interface", metavar="NAME", help="Default network interface for hosts that do not name one.")
-@setting("--python", metavar="PATH", help="The Python with zmqps on the hosts; by default the path of this one.")
-@setting(
-    "--remote-directory", metavar="DIR", help="Where the workers run on the hosts; by default the path of this one."
-)
+@setting("--workers", type=click.IntRange(1, 65535), shared=False, example=4, help="How many workers will run.")
+@option_of(LaunchSettings, "interface")
+@option_of(LaunchSettings, "python")
+@option_of(LaunchSettings, "remote_directory")
 @setting("--sync-code", is_flag=True, help="The script's folder will be copied to the hosts: check rsync.")
-@setting("--ssh", default="ssh", metavar="COMMAND", help="Command to run instead of ssh, with the same arguments.")
+@option_of(LaunchSettings, "ssh")
 @setting("--keys", metavar="DIR", help="The cluster's keys: their rights, and the copies of each host.")
 @setting("--quick", is_flag=True, shared=False, help="Leave out bandwidth, which takes a second a pair.")
 @setting("--json", "as_json", is_flag=True, shared=False, help="Print rows and findings as plain data.")
 @click.option("--probe", is_flag=True, hidden=True)
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
-@click.pass_context
-def doctor(ctx: click.Context, /, probe: bool, **told: Any) -> int:
+def doctor(probe: bool, **told: Any) -> int:
     """Find problems before a run.
 
     \b
@@ -87,9 +86,6 @@ def doctor(ctx: click.Context, /, probe: bool, **told: Any) -> int:
         return _probe()
     from zmqps.doctor.judge import is_wrong, judge
 
-    for name in ("servers", "port"):  # the hosts may say; the coordinator of a launch takes any port
-        if ctx.get_parameter_source(name) == click.core.ParameterSource.DEFAULT:
-            told[name] = None
     cluster = _cluster(told["coordinator"], told["keys"]) if told["coordinator"] else None
     findings = _examine(_wanted(told, cluster), cluster)
     rows = judge(findings)

@@ -53,7 +53,13 @@ def health(coordinator: str | None, keys: Path | None, directory: Path, timeout:
 @settings.job_secret
 @shown_keys
 @settings.directory
-@setting("--name", shared=False, help="The cluster's, for its logs on this host.", show_default="the one started here")
+@setting(
+    "--name",
+    shared=False,
+    example="cluster",
+    help="The cluster's, for its logs on this host.",
+    show_default="the one started here",
+)
 @timeout
 def stack(
     node: str,

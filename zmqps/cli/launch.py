@@ -6,17 +6,18 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from zmqps.cli import settings
-from zmqps.cli.settings import setting
 from zmqps.core.protocol import exits
 from zmqps.files import TEXT_NBYTES, open_given, read_file
+from zmqps.settings.cluster import LaunchSettings
+from zmqps.settings.node import NodeSettings
 
 if TYPE_CHECKING:
     from zmqps.cli.running.launch_config import LaunchConfig
@@ -29,60 +30,13 @@ PASSED = ("ZMQPS_TRANSPORT", "ZMQPS_JOB", "ZMQPS_COMBINE", "ZMQPS_TRACEBACK")
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
-@setting(
-    "--hosts", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
-    help="The hosts, one a line: host slots=4, user@host servers=1 workers=4 interface=eth1.",
-)  # fmt: skip
-@setting("--host", "-H", shared=False, metavar="HOST:SLOTS,…", help="The hosts, in place of a file.")
-@partial(settings.cluster_settings, servers="How many servers.", servers_default="as the hosts say, or 1")
-@setting("--workers", type=click.IntRange(1, 65535), help="How many workers; by default one for each slot.")
-@settings.kernels
-@settings.apply_threads
-@settings.device
-@settings.memory
-@settings.io_threads
-@settings.job_secret
-@setting(
-    "--keys", type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
-    help="A directory of keys of your own, as `zmqps keys create` makes it; by default each cluster gets new ones.",
-)  # fmt: skip
-@setting(
-    "--insecure", is_flag=True,
-    help="Make no keys: nothing is encrypted, and any process that reaches a host of the cluster can do anything.",
-)  # fmt: skip
+@settings.options_of(LaunchSettings)
 @click.option(
     "--env", "-x", multiple=True, allow_from_autoenv=False, metavar="NAME[=VALUE]",
-    help="A variable for the workers; without VALUE, its value here.  May be repeated.",
+    help="A variable for the workers; without VALUE, its value here. May be repeated.",
 )  # fmt: skip
-@setting("--port", type=click.IntRange(0, 65535), shared=False, default=0, help="The coordinator's port; 0: any.")
-@settings.ports
-@setting("--interface", metavar="NAME", help="Default network interface for hosts that do not name one.")
-@setting("--python", metavar="PATH", help="The Python with zmqps on the hosts; by default the path of this one.")
-@setting(
-    "--remote-directory", metavar="DIR", help="Where the workers run on the hosts; by default the path of this one."
-)
-@setting(
-    "--sync-code",
-    is_flag=True,
-    help="First copy the script's folder to the hosts (rsync), except secrets and what git ignores.",
-)
-@settings.restart_workers
-@settings.restart_servers
-@settings.drain_timeout
-@settings.page
-@setting("--ssh", default="ssh", metavar="COMMAND", help="Command to run instead of ssh, with the same arguments.")
-@setting(
-    "--silence", type=click.FloatRange(min=1), default=20.0,
-    help="Seconds of silence after which a host counts as lost, and ends its processes.",
-)  # fmt: skip
-@setting("--name", shared=False, default="cluster", help="Logs go to runs/NAME/logs.")
-@settings.directory
-@setting("--timeout", shared=False, type=click.FloatRange(min=0), default=60.0, help="Seconds to wait for the start.")
-@setting("--dry-run", is_flag=True, shared=False, help="Print what would be run, and run nothing.")
-@settings.log_level
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
-@click.pass_context
-def launch(ctx: click.Context, /, **told: Any) -> int:
+def launch(told: LaunchSettings, env: tuple[str, ...], command: tuple[str, ...]) -> int:
     """Start a whole cluster on many hosts, by ssh.
 
     It starts a coordinator, servers and workers. The workers run COMMAND.
@@ -95,12 +49,10 @@ def launch(ctx: click.Context, /, **told: Any) -> int:
     host. All logs are shown, and kept in runs/NAME/logs here. Each worker finds the coordinator in ZMQPS_COORDINATOR
     and its number in ZMQPS_WORKER_INDEX.
     """
-    if not told["command"]:
+    if not command:
         raise click.UsageError("say what the workers run: zmqps launch -H host1:4 -- python train.py")
-    if ctx.get_parameter_source("servers") == click.core.ParameterSource.DEFAULT:
-        told["servers"] = None  # the hosts may say
-    config = _config(told)
-    if told["dry_run"]:
+    config = _config(told, env, command)
+    if told.dry_run:
         _show(config)
         return exits.OK
     if not _agreed(config):
@@ -116,75 +68,61 @@ def launch(ctx: click.Context, /, **told: Any) -> int:
         terminal.close()
 
 
-def _config(told: dict[str, Any]) -> LaunchConfig:
-    from dataclasses import replace
-
+def _config(told: LaunchSettings, env: Sequence[str], command: Sequence[str]) -> LaunchConfig:
     from zmqps.cli.running.launch_config import LaunchConfig
-    from zmqps.core.coordinator.options import CoordinatorOptions
     from zmqps.launch.config import ClusterConfig
     from zmqps.launch.hosts import read_hostfile, read_hosts, spread
     from zmqps.launch.ssh import Shell
 
-    if (told["hosts"] is None) == (told["host"] is None):
+    if (told.hosts is None) == (not told.host):
         raise click.UsageError("say which hosts: --hosts FILE or -H HOST:SLOTS,HOST:SLOTS")
-    if told["hosts"] is not None:
-        hosts = read_hostfile(
-            read_file(told["hosts"], TEXT_NBYTES, open_given).decode(errors="replace"), str(told["hosts"])
-        )
+    if told.hosts is not None:
+        text = read_file(told.hosts, TEXT_NBYTES, open_given).decode(errors="replace")
+        hosts = read_hostfile(text, str(told.hosts))
     else:
-        hosts = read_hosts(told["host"])
-    if told["interface"]:
-        hosts = [replace(host, interface=host.interface or told["interface"]) for host in hosts]
-    places = spread(hosts, told["servers"], told["workers"])
-    options = CoordinatorOptions(
-        servers=sum(len(place.servers) for place in places), workers=sum(len(place.workers) for place in places),
-        heartbeat_interval=told["heartbeat_interval"], heartbeat_timeout=told["heartbeat_timeout"],
-        lease=told["lease"], idle_timeout=told["idle_timeout"], once=told["once"], slice_nbytes=told["slice_size"],
-        replicas=told["replicas"], fallback_timeout=told["fallback_timeout"],
-    )  # fmt: skip
-    cluster = ClusterConfig(
-        options=options, kernels=told["kernels"], insecure=told["insecure"], log_level=told["log_level"],
-        apply_threads=told["apply_threads"], devices=(told["device"],),
-        memory_nbytes=told["memory"], job_secret=told["job_secret"],
-        keys=told["keys"], io_threads=told["io_threads"], ports=told["ports"] or "",
-        checkpoints=settings.checkpoint_config(told), restart_servers=told["restart_servers"],
-        values=told["values"], page=told["page"] or "",
+        hosts = read_hosts(told.host)
+    if told.cluster.interface:
+        hosts = [replace(host, interface=host.interface or told.cluster.interface) for host in hosts]
+    places = spread(hosts, told.servers, told.cluster.workers)
+    cluster = ClusterConfig.taken_from(
+        told.cluster, interface="", servers=sum(len(place.servers) for place in places),
+        workers=sum(len(place.workers) for place in places),
     )  # fmt: skip
     here = Path.cwd()
-    there = told["remote_directory"] or str(here)
-    code = _code(told, here, there) if told["sync_code"] else None
+    there = told.remote_directory or str(here)
+    code = _code(told, command, here, there) if told.sync_code else None
     return LaunchConfig(
-        cluster=cluster, places=places, shell=Shell(told["ssh"], told["python"] or "", told["silence"]),
-        command=told["command"], env=_variables(told["env"]), name=told["name"], directory=told["directory"],
-        remote_directory=there, port=told["port"], timeout=told["timeout"], restarts=told["restart_workers"],
-        drain_timeout=told["drain_timeout"], code=code,
+        cluster=cluster, places=places, shell=Shell(told.ssh, told.python, told.silence), command=command,
+        env=_variables(env), name=told.name, directory=told.directory, remote_directory=there, port=told.port,
+        timeout=told.timeout, restarts=told.restart_workers, drain_timeout=told.drain_timeout, code=code,
     )  # fmt: skip
 
 
-def _code(told: Mapping[str, Any], here: Path, there: str) -> Code:
+def _code(told: LaunchSettings, command: Sequence[str], here: Path, there: str) -> Code:
     """Return what --sync-code copies."""
     from zmqps.errors import ConfigurationError
     from zmqps.launch.code import code_of, script_of
 
     try:
-        script = script_of(told["command"], here)
+        script = script_of(command, here)
     except ConfigurationError as error:
         raise ConfigurationError(f"--sync-code: {error}") from None
     return code_of(script, here, there, _secrets(told))
 
 
-def _secrets(told: Mapping[str, Any]) -> list[Path]:
+def _secrets(told: LaunchSettings) -> list[Path]:
     """Return the secrets that options name, here, in the environment, or for other commands in the configuration."""
     context = click.get_current_context(silent=True)
     configured = (context.find_root().default_map or {}) if context is not None else {}
-    tables = [told, *(table for table in configured.values() if isinstance(table, Mapping))]
+    mine = {"keys": told.cluster.keys, "job_secret": told.cluster.job_secret}
+    tables = [mine, *(table for table in configured.values() if isinstance(table, Mapping))]
     values = [table.get(name) for table in tables for name in SECRETS]  # what another command has is not checked here
     found = [Path(value) for value in values if value and isinstance(value, str | Path)]
     ends = tuple(f"_{name.upper()}" for name in SECRETS)
     said = {name: value for name, value in os.environ.items() if value and name.startswith("ZMQPS_")}
     found += [Path(value) for name, value in said.items() if name.endswith(ends)]
     try:
-        words = shlex.split(told["ssh"])[1:]
+        words = shlex.split(told.ssh)[1:]
     except ValueError:  # `Shell` says so
         words = []
     files = [word.removeprefix("-o").removeprefix("-i").removeprefix("IdentityFile=") for word in words]
@@ -207,7 +145,7 @@ def _agreed(config: LaunchConfig) -> bool:
     return click.confirm("Copy all of it?", err=True)
 
 
-def _variables(told: tuple[str, ...]) -> dict[str, str]:
+def _variables(told: Sequence[str]) -> dict[str, str]:
     """Return the variables that go with the workers."""
     env = {name: os.environ[name] for name in PASSED if name in os.environ}
     for entry in told:
@@ -238,15 +176,11 @@ def _show(config: LaunchConfig) -> None:
         click.echo(f"  {shlex.join(config.shell.agent(place.host))}")
         where = f"tcp://{place.host.address or place.host.interface or place.host.name}"
         if place.coordinator:
-            cluster = config.cluster.coordinator()
-            flags = [
-                f"--address={where}:{config.port}",
-                *(flag for flag in cluster if not flag.startswith("--address=")),
-            ]
-            click.echo(f"    zmqps coordinator {shlex.join(flags)}")
+            told: NodeSettings = replace(config.cluster.for_coordinator(), address=f"{where}:{config.port}")
+            click.echo(f"    zmqps coordinator {shlex.join(settings.flags_of(told))}")
         for index in place.servers:
-            flags = config.cluster.server(index, "tcp://COORDINATOR:PORT", bind=f"{where}:0")
-            click.echo(f"    zmqps server {shlex.join(flags)}")
+            told = config.cluster.for_server(index, "tcp://COORDINATOR:PORT", bind=f"{where}:0")
+            click.echo(f"    zmqps server {shlex.join(settings.flags_of(told))}")
         for index in place.workers:
             click.echo(
                 f"    cd {shlex.quote(config.remote_directory)} && ZMQPS_WORKER_INDEX={index} "

@@ -20,8 +20,9 @@ from zmqps.cli.settings import setting
 from zmqps.core.protocol import exits
 from zmqps.errors import ConfigurationError, PSError
 from zmqps.folder import Folder
-from zmqps.logs.lines import LEVELS, Entry, read_entry
+from zmqps.logs.lines import Entry, read_entry
 from zmqps.logs.reading import Levels, Wanted, chosen, parse_since
+from zmqps.settings.node import LEVELS
 
 #: The name by which a log is read from standard input.
 STDIN = "-"
@@ -30,13 +31,13 @@ STDIN = "-"
 @click.command()
 @click.argument("nodes", nargs=-1)
 @settings.directory
-@setting("--name", shared=False, help="The cluster's, where none runs here.", show_default="cluster")
-@setting("--node", multiple=True, shared=False,
+@setting("--name", shared=False, example="cluster", help="The cluster's, where none runs here.", show_default="cluster")
+@setting("--node", multiple=True, shared=False, example='["worker-2", "server"]',
          help="Only this one: worker-2, server-0@host-b, or a role, as worker; may be given again.")  # fmt: skip
-@setting("--since", shared=False, help="Only since then: 5m, 1h30m ago, 01:24, or 2025-11-21T01:24.")
+@setting("--since", shared=False, example="5m", help="Only since then: 5m, 1h30m ago, 01:24, or 2025-11-21T01:24.")
 @setting("--level", shared=False, type=click.Choice(LEVELS), default="debug", help="Only this level and those above.")
-@setting("--job", shared=False, help="Only what nodes and workers say about this job.")
-@setting("--lines", "-n", type=click.IntRange(min=1), shared=False, help="Only so many of the last lines.")
+@setting("--job", shared=False, example="default", help="Only what nodes and workers say about this job.")
+@setting("--lines", "-n", type=click.IntRange(min=1), shared=False, example=20, help="Only so many of the last lines.")
 @setting("--json", "as_json", is_flag=True, shared=False, help="One JSON object a line, with all fields.")
 @setting("--follow", "-f", is_flag=True, shared=False, help="Keep printing new lines, until Ctrl-C.")
 def logs(

@@ -73,7 +73,9 @@ def status(
 @settings.directory
 @timeout
 @as_json
-@setting("--job", shared=False, help="Which job, if several are running.", show_default="the only one")
+@setting(
+    "--job", shared=False, example="default", help="Which job, if several are running.", show_default="the only one"
+)
 def placement(
     coordinator: str | None, keys: Path | None, directory: Path, timeout: float, as_json: bool, job: str | None
 ) -> int:

@@ -46,7 +46,12 @@ def drain(
 
 @click.command()
 @setting(
-    "--servers", shared=False, type=click.IntRange(1, 4096), required=True, help="How many servers jobs are placed on."
+    "--servers",
+    shared=False,
+    type=click.IntRange(1, 4096),
+    required=True,
+    example=4,
+    help="How many servers jobs are placed on.",
 )
 @coordinator
 @settings.job_secret

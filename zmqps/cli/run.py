@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zmqps.cli import settings
-from zmqps.cli.settings import setting
 from zmqps.core.protocol.endpoints import is_loopback
 from zmqps.errors import ConfigurationError
+from zmqps.settings.cluster import RunSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Sequence
 
     from zmqps.cli.running.task import TaskConfig
     from zmqps.net.system.tasks import Rank
@@ -31,45 +31,9 @@ ASK_S = 1.0
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
-@setting(
-    "--address", shared=False, metavar="HOST:PORT",
-    help="Where rank 0 runs the coordinator; by default as the scheduler says.",
-)  # fmt: skip
-@setting(
-    "--rank", shared=False, type=click.IntRange(min=0), help="Which task this is; by default as the scheduler says."
-)
-@setting(
-    "--size", shared=False, type=click.IntRange(1, 65535), help="How many tasks; by default as the scheduler says."
-)
-@settings.cluster_settings
-@setting("--workers-each", type=click.IntRange(1, 4096), default=1, help="How many workers each task runs.")
-@settings.restart_workers
-@settings.combine
-@settings.restart_servers
-@settings.drain_timeout
-@settings.page
-@settings.page_token
-@setting("--servers-apart", is_flag=True, help="Tasks that have a server run no workers.")
-@setting(
-    "--server-tasks", type=click.IntRange(1, 65535), metavar="N",
-    help="The first N tasks have all servers, and no workers, as the first part of a heterogeneous job.",
-)  # fmt: skip
-@setting("--interface", metavar="NAME", help="The network interface by which this host's servers are reached.")
-@settings.ports
-@settings.kernels
-@settings.apply_threads
-@settings.device
-@settings.memory
-@settings.io_threads
-@settings.job_secret
-@settings.keys
-@settings.insecure
-@setting("--name", shared=False, default="cluster", help="Logs go to runs/NAME/logs.")
-@settings.directory
-@setting("--timeout", shared=False, type=click.FloatRange(min=0), default=120.0, help="Seconds to wait for the others.")
-@settings.log_level
+@settings.options_of(RunSettings)
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
-def run(**told: Any) -> int:
+def run(told: RunSettings, command: tuple[str, ...]) -> int:
     """Run this task of Slurm, MPI or Kubernetes.
 
     The tasks together are a cluster. Every host, or task of a scheduler, runs the same command.
@@ -84,13 +48,13 @@ def run(**told: Any) -> int:
     the environment of Slurm, Open MPI, PMI, torchrun or Kubernetes. All end when all workers have ended, or the first
     has failed.
     """
-    if not told["command"]:
+    if not command:
         raise click.UsageError("say what the workers run: zmqps run --keys keys --servers 2 -- python train.py")
     from zmqps.cli.running.output import Terminal
     from zmqps.cli.running.task import Task
     from zmqps.net import loops
 
-    config = _config(told)
+    config = _config(told, command)
     terminal = Terminal(sys.stdout)
     try:
         return loops.run(Task(config, terminal).run())
@@ -98,71 +62,58 @@ def run(**told: Any) -> int:
         terminal.close()
 
 
-def _reached(found: Rank, host: str, told: Mapping[str, Any]) -> str:
+def _reached(found: Rank, host: str, told: RunSettings) -> str:
     """Return the address at which rank 0 is reached, as the launcher's network has it."""
     from zmqps.launch.reach import resolved
 
-    if found.source == "Slurm" and not told["address"]:
+    if found.source == "Slurm" and not told.address:
         return _slurm_address(host)
-    return _pod_address(host, told["timeout"]) if found.source == "Kubernetes" else resolved(host)
+    return _pod_address(host, told.timeout) if found.source == "Kubernetes" else resolved(host)
 
 
-def _config(told: dict[str, Any]) -> TaskConfig:
+def _config(told: RunSettings, command: Sequence[str]) -> TaskConfig:
     from zmqps.cli.running.task import TaskConfig
-    from zmqps.core.coordinator.options import CoordinatorOptions
     from zmqps.launch.config import ClusterConfig
     from zmqps.launch.ranks import num_workers, roles
     from zmqps.launch.reach import own_address, route_towards
     from zmqps.net.system.tasks import DEFAULT_PORT, Rank, find
 
-    if told["servers_apart"] and told["server_tasks"] is not None:
+    if told.servers_apart and told.server_tasks is not None:
         raise ConfigurationError(
             "--servers-apart and --server-tasks say different things of where servers are: give one"
         )
-    all_told = None not in (told["rank"], told["size"], told["address"])
+    all_told = None not in (told.rank, told.size, told.address)
     found = Rank() if all_told else find(os.environ, socket.getfqdn())
-    rank = found.rank if told["rank"] is None else told["rank"]
-    size = found.size if told["size"] is None else told["size"]
+    rank = found.rank if told.rank is None else told.rank
+    size = found.size if told.size is None else told.size
     if rank is None or size is None:
         missing = "--rank" if rank is None else "--size"
         raise ConfigurationError(
             f"nothing says {missing}: give it, or start this by srun, mpirun, torchrun or an indexed Job of Kubernetes"
         )
-    host, port = _split(told["address"]) if told["address"] else (found.host, found.port or DEFAULT_PORT)
+    host, port = _split(told.address) if told.address else (found.host, found.port or DEFAULT_PORT)
     if not host:
         raise ConfigurationError(f"{found.source} does not say where rank 0 is: give --address HOST:PORT")
-    where = {"apart": told["servers_apart"], "server_tasks": told["server_tasks"]}
-    mine = roles(rank, size, told["servers"], told["workers_each"], **where)
+    where: dict[str, Any] = {"apart": told.servers_apart, "server_tasks": told.server_tasks}
+    mine = roles(rank, size, told.cluster.servers, told.workers_each, **where)
     address = _reached(found, host, told)
-    own = own_address("", told["interface"] or "", "", is_local=True) or route_towards(address)
-    free = told["insecure"] or told["keys"] is not None
-    if not free and not is_loopback(address):
+    own = own_address("", told.cluster.interface, "", is_local=True) or route_towards(address)
+    keyed = told.cluster.keys is not None
+    if not (told.cluster.insecure or keyed or is_loopback(address)):
         raise ConfigurationError(
             f"{address} can be reached from other hosts: pass --keys DIR, which `zmqps keys create DIR` makes and "
             "every host needs a copy of, or --insecure on a network that you trust"
         )
     endpoint = f"tcp://{_bracketed(address)}:{port}"
-    options = CoordinatorOptions(
-        servers=told["servers"],
-        workers=num_workers(size, told["servers"], told["workers_each"], **where),
-        heartbeat_interval=told["heartbeat_interval"], heartbeat_timeout=told["heartbeat_timeout"],
-        lease=told["lease"], idle_timeout=told["idle_timeout"], once=told["once"], slice_nbytes=told["slice_size"],
-        replicas=told["replicas"], fallback_timeout=told["fallback_timeout"],
-    )  # fmt: skip
-    cluster = ClusterConfig(
-        options=options, address=endpoint, kernels=told["kernels"],
-        insecure=told["keys"] is None and not is_loopback(address),
-        log_level=told["log_level"], apply_threads=told["apply_threads"],
-        devices=(told["device"],), memory_nbytes=told["memory"], job_secret=told["job_secret"],
-        keys=told["keys"], io_threads=told["io_threads"], ports=told["ports"] or "",
-        checkpoints=settings.checkpoint_config(told), restart_servers=told["restart_servers"],
-        values=told["values"], page=told["page"] or "", page_token=told["page_token"],
+    cluster = ClusterConfig.taken_from(
+        told.cluster, address=endpoint, interface="", insecure=not keyed and not is_loopback(address),
+        workers=num_workers(size, told.cluster.servers, told.workers_each, **where),
     )  # fmt: skip
     return TaskConfig(
         cluster=cluster, roles=mine, rank=rank, size=size, address=endpoint, own=_bracketed(own),
-        host=socket.gethostname(), command=told["command"], env=_thread_limits(told["workers_each"], found.source),
-        name=told["name"], directory=told["directory"], timeout=told["timeout"], restarts=told["restart_workers"],
-        drain_timeout=told["drain_timeout"], combine=told["combine"],
+        host=socket.gethostname(), command=command, env=_thread_limits(told.workers_each, found.source),
+        name=told.name, directory=told.directory, timeout=told.timeout, restarts=told.restart_workers,
+        drain_timeout=told.drain_timeout, combine=told.combine,
     )  # fmt: skip
 
 

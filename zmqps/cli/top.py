@@ -34,7 +34,13 @@ SPAN_S, POINTS = 300.0, 120
 @settings.job_secret
 @shown_keys
 @settings.directory
-@setting("--name", shared=False, help="The cluster's, for its logs on this host.", show_default="the one started here")
+@setting(
+    "--name",
+    shared=False,
+    example="cluster",
+    help="The cluster's, for its logs on this host.",
+    show_default="the one started here",
+)
 @setting(
     "--every", shared=False, type=click.FloatRange(min=0.2), default=1.0, help="Seconds from one view to the next."
 )

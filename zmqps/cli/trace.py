@@ -30,7 +30,7 @@ class OrPath(click.Group):
 
 
 job_option = setting(
-    "--job", shared=False, default=None, help="Trace only this job's workers; by default, those of all jobs."
+    "--job", shared=False, example="default", help="Trace only this job's workers; by default, those of all jobs."
 )
 seconds_option = setting(
     "--seconds", shared=False, type=click.FloatRange(min=0, max=600, min_open=True), default=10.0,
@@ -44,7 +44,7 @@ size_option = setting(
     "--megabytes", shared=False, type=click.IntRange(1, 64), default=8, help="Size of each node's trace buffer."
 )
 output_option = setting(
-    "--output", "-o", type=click.Path(path_type=Path), shared=False,
+    "--output", "-o", type=click.Path(path_type=Path), shared=False, example="runs/trace.json",
     help="Write it here, for ui.perfetto.dev, chrome://tracing and `zmqps trace show`.",
 )  # fmt: skip
 skip_option = setting(

@@ -8,9 +8,10 @@ import shutil
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import click
 
@@ -19,6 +20,7 @@ from zmqps.cli.look import reach, shown_keys
 from zmqps.cli.settings import setting
 from zmqps.core.protocol import exits
 from zmqps.errors import ConfigurationError, NodeFailedError, PSError
+from zmqps.settings.cluster import UpSettings
 
 if TYPE_CHECKING:
     from zmqps.cli.running.output import Terminal
@@ -29,44 +31,9 @@ DOWN_S = 20.0
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
-@settings.cluster_settings
-@setting(
-    "--workers",
-    type=click.IntRange(1, 65535),
-    help="How many workers a job expects; with COMMAND they are started.",
-)
-@setting(
-    "--address", shared=False, show_default="tcp://127.0.0.1:5570",
-    help="Where the coordinator listens; port 0 takes a free one.",
-)  # fmt: skip
-@settings.interface
-@settings.ports
-@settings.kernels
-@settings.apply_threads
-@settings.device
-@settings.memory
-@settings.io_threads
-@setting(
-    "--servers-per-gpu", type=click.IntRange(1, 65535),
-    help="Number of servers on each GPU of this host, in place of --servers and --device.",
-)  # fmt: skip
-@settings.restart_workers
-@settings.restart_servers
-@settings.drain_timeout
-@setting("--pin-workers", is_flag=True, help="Show each worker one GPU, in turn (CUDA_VISIBLE_DEVICES).")
-@settings.job_secret
-@settings.keys
-@settings.insecure
-@setting("--name", shared=False, default="cluster", help="Logs go to runs/NAME/logs.")
-@settings.directory
-@settings.patience
-@settings.page
-@settings.page_token
-@setting("--timeout", shared=False, type=click.FloatRange(min=0), default=30.0, help="Seconds to wait for the start.")
-@setting("--detach", "-d", is_flag=True, shared=False, help="Return when the servers have joined.")
-@settings.log_level
+@settings.options_of(UpSettings)
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
-def up(**told: Any) -> int:
+def up(told: UpSettings, command: tuple[str, ...]) -> int:
     """Start a whole cluster on this host.
 
     It starts a coordinator, servers and workers. The workers run COMMAND; without it, no workers are started.
@@ -80,77 +47,47 @@ def up(**told: Any) -> int:
     Each worker finds the coordinator in ZMQPS_COORDINATOR and its number in ZMQPS_WORKER_INDEX; all of them
     share a secret for their channels, ZMQPS_CHANNEL_SECRET.
     """
-    command = told["command"]
     if command and shutil.which(command[0]) is None:
         raise click.UsageError(f"there is no command {command[0]!r}")
-    if command and told["workers"] is None:
-        told["workers"] = 1
-    if told["detach"]:
-        return _detach(told)
+    if command and told.cluster.workers is None:
+        told = replace(told, cluster=replace(told.cluster, workers=1))
+    if told.detach:
+        return _detach(told, command)
     from zmqps.cli.running.output import Terminal
 
     terminal = Terminal(sys.stdout)
     try:
-        return _supervise(told, terminal, lambda state: None)
+        return _supervise(told, command, terminal, lambda state: None)
     finally:
         terminal.close()
 
 
-def _supervise(told: dict[str, Any], terminal: Terminal | None, ready: Callable[[State], None]) -> int:
+def _supervise(
+    told: UpSettings, command: Sequence[str], terminal: Terminal | None, ready: Callable[[State], None]
+) -> int:
     from zmqps.cli.running.state import FOLDER
     from zmqps.cli.running.supervisor import Supervisor, UpConfig
-    from zmqps.core.coordinator.options import CoordinatorOptions
     from zmqps.gpu.pinning import pin, spread, visible_gpus
     from zmqps.launch.config import ClusterConfig
     from zmqps.net import loops
 
-    gpus = visible_gpus() if told["servers_per_gpu"] or told["pin_workers"] else ()
-    devices = spread(told["device"], told["servers_per_gpu"], gpus)
-    if told["pin_workers"]:
+    gpus = visible_gpus() if told.servers_per_gpu or told.pin_workers else ()
+    devices = spread(told.cluster.server.device, told.servers_per_gpu, gpus) or ()
+    if told.pin_workers:
         pin(gpus, 0)  # a missing GPU is reported before anything is started
-    options = CoordinatorOptions(
-        servers=len(devices) if devices else told["servers"], workers=told["workers"],
-        heartbeat_interval=told["heartbeat_interval"], heartbeat_timeout=told["heartbeat_timeout"],
-        lease=told["lease"], idle_timeout=told["idle_timeout"], once=told["once"], slice_nbytes=told["slice_size"],
-        replicas=told["replicas"], fallback_timeout=told["fallback_timeout"],
-        patience=told["patience"],
+    cluster = ClusterConfig.taken_from(
+        told.cluster, servers=len(devices) or told.cluster.servers, devices=devices,
+        journal=told.directory.absolute() / FOLDER / "journal",
     )  # fmt: skip
-    cluster = ClusterConfig(
-        options=options,
-        address=told["address"] or "",
-        interface=told["interface"] or "",
-        ports=told["ports"] or "",
-        kernels=told["kernels"],
-        insecure=told["insecure"],
-        log_level=told["log_level"],
-        apply_threads=told["apply_threads"],
-        devices=devices or (told["device"],),
-        memory_nbytes=told["memory"],
-        job_secret=told["job_secret"],
-        keys=told["keys"],
-        io_threads=told["io_threads"],
-        journal=told["directory"].absolute() / FOLDER / "journal",
-        checkpoints=settings.checkpoint_config(told),
-        values=told["values"],
-        restart_servers=told["restart_servers"],
-        page=told["page"] or "",
-        page_token=told["page_token"],
-    )
     config = UpConfig(
-        cluster=cluster,
-        command=told["command"],
-        num_workers=told["workers"] or 0,
-        name=told["name"],
-        directory=told["directory"],
-        timeout=told["timeout"],
-        gpus=gpus if told["pin_workers"] else (),
-        restarts=told["restart_workers"],
-        drain_timeout=told["drain_timeout"],
-    )
+        cluster=cluster, command=command, num_workers=cluster.workers or 0, name=told.name, directory=told.directory,
+        timeout=told.timeout, gpus=gpus if told.pin_workers else (), restarts=told.restart_workers,
+        drain_timeout=told.drain_timeout,
+    )  # fmt: skip
     return loops.run(Supervisor(config, terminal, ready).run())
 
 
-def _detach(told: dict[str, Any]) -> int:
+def _detach(told: UpSettings, command: Sequence[str]) -> int:
     """Run the supervisor in a process and session of its own; return when it is ready or has failed.
 
     Forked rather than executed again, so that it has read the same flags, environment and file.
@@ -165,7 +102,7 @@ def _detach(told: dict[str, Any]) -> int:
     pid = os.fork()
     if pid == 0:
         os.close(reader)
-        _be_background(told, writer)
+        _be_background(told, command, writer)
     os.close(writer)
     try:
         with os.fdopen(reader) as file:
@@ -188,7 +125,7 @@ def _detach(told: dict[str, Any]) -> int:
     raise NodeFailedError(name="the supervisor", how=f"exit code {code}", tail="  (see runs/*/logs/supervisor.log)")
 
 
-def _be_background(told: dict[str, Any], writer: int) -> None:
+def _be_background(told: UpSettings, command: Sequence[str], writer: int) -> None:
     """Be the supervisor in the background; does not return."""
     from zmqps.launch.processes import refuse
 
@@ -198,7 +135,7 @@ def _be_background(told: dict[str, Any], writer: int) -> None:
         with open(os.devnull, "r+b") as null:
             for fd in (0, 1, 2):
                 os.dup2(null.fileno(), fd)
-        code = _supervise(told, None, lambda state: _report(writer, state))
+        code = _supervise(told, command, None, lambda state: _report(writer, state))
     except PSError as error:
         refuse(writer, error)
     except BaseException:
@@ -218,6 +155,7 @@ def _report(writer: int, state: State) -> None:
     help="End the cluster of the coordinator at this endpoint, also on another host; needs its user, a node's "
     "key or the job secret.",
     show_default="the cluster that was started here",
+    example="tcp://10.0.0.1:5570",
 )  # fmt: skip
 @settings.job_secret
 @shown_keys
@@ -227,6 +165,7 @@ def _report(writer: int, state: State) -> None:
     shared=False,
     type=click.FloatRange(min=0),
     show_default="20, and where it saves its jobs 600 more",
+    example=20,
     help="Seconds until the processes are killed; of a cluster elsewhere, to wait for its end.",
 )
 def down(

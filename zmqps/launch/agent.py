@@ -31,6 +31,7 @@ from zmqps.launch.far import (
     Voice,
     decode,
     encode,
+    filled,
     open_reader,
     open_voice,
 )
@@ -174,7 +175,7 @@ class Agent:
                 "or copy the script's folder with --sync-code"
             ) from None
         write_files(self._folder, told["files"])
-        self._env = {name: self._filled(value) for name, value in told["env"].items()}
+        self._env = self._filled(told["env"])
         self._num_workers = told["workers"]
         self._keys = Keys.load(self._folder / told["keys"]) if told["keys"] else None
         address = own_address(told["address"], told["interface"], told["name"], is_local=told["local"])
@@ -185,14 +186,14 @@ class Agent:
         write_files(self._folder, told["files"], again=True)
 
     def _start(self, told: Message) -> None:
-        name, role = told["name"], told["role"]
+        name, role, settings = told["name"], told["role"], None
         if role == "worker":
             command, env = worker_command(told["command"]), self._worker_environment(told)
         else:
-            command = node_command(role, *map(self._filled, told["flags"]))
-            env = node_environment()
+            command, env = node_command(role, f"--name={name}"), node_environment()
+            settings = self._filled(told["settings"])
         process = Process(
-            name, command, stdout=subprocess.PIPE, log=Path(os.devnull), env=env | self._mark, is_node=role != "worker"
+            name, command, stdout=subprocess.PIPE, log=Path(os.devnull), env=env | self._mark, settings=settings
         )
         self._guard.watch(process.popen.pid)
         self._processes[name], self._roles[name] = process, role
@@ -202,12 +203,12 @@ class Agent:
 
     def _worker_environment(self, told: Message) -> dict[str, str]:
         venv = {"VIRTUAL_ENV": sys.prefix} if sys.prefix != sys.base_prefix else {}
+        mine: dict[str, str] = self._filled(told["env"])
         env = worker_environment(told["address"], told["index"])
-        told_env = {name: self._filled(value) for name, value in told["env"].items()}
-        return thread_limits(self._num_workers) | venv | env | self._env | told_env
+        return thread_limits(self._num_workers) | venv | env | self._env | mine
 
-    def _filled(self, text: str) -> str:
-        return text.replace(FILES, str(self._folder))
+    def _filled(self, told: Any) -> Any:
+        return filled(told, {FILES: str(self._folder)})
 
     def _signal(self, told: Message) -> None:
         for name in told["names"]:

@@ -9,14 +9,12 @@ import shutil
 import tempfile
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
 from zmqps import checks
-from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.protocol import exits
 from zmqps.errors import ClosedError, ConfigurationError, ForkedError, counted
 from zmqps.files import make_directory
@@ -25,64 +23,24 @@ from zmqps.gpu.pinning import spread, visible_gpus
 from zmqps.keys import find_keys
 from zmqps.launch.config import ClusterConfig
 from zmqps.launch.nodes import Nodes
-from zmqps.launch.processes import Process, launched_for, node_environment
-from zmqps.logs.lines import LEVELS
+from zmqps.launch.processes import Process, launched_for, node_command, node_environment
 from zmqps.logs.uncaught import show_briefly
-from zmqps.nodes.checkpoints import KEEP, CheckpointConfig
 from zmqps.nodes.coordinator import CoordinatorConfig
 from zmqps.nodes.inquiry import ask_status, run_blocking, scale_servers
-from zmqps.nodes.server import IO_THREADS, ServerConfig
-from zmqps.web.place import WebPlace
+from zmqps.nodes.server import ServerConfig
+from zmqps.settings.cluster import UpSettings
+from zmqps.settings.node import NodeSettings
+from zmqps.settings.saving import CheckpointSettings, Saving
+from zmqps.settings.server import ServerSettings
 
 T = TypeVar("T")
 
-START_TIMEOUT = 30.0
-MAX_PAGE_CHARS = 300
+START_TIMEOUT = UpSettings().timeout
+DEFAULTS, SAVING = ClusterConfig(), Saving()
 
 log = logging.getLogger("zmqps.cluster")
 
 _clusters: weakref.WeakSet[_Cluster] = weakref.WeakSet()
-
-
-@checks.options_of("Saving")
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Saving:
-    """How the jobs of a `LocalCluster` are saved and restored.
-
-    Parameters
-    ----------
-    every : str
-        Save jobs every ``5min``, ``90s``, ``2h`` or ``500steps``; by default when asked (`Worker.checkpoint`), and at
-        their end.
-    at_end : bool
-        Save each job once more when it ends, or the cluster does; `LocalCluster.stop` waits for that.
-    full_every : int
-        Every so many-th checkpoint of a job with tables is whole; those between hold only the rows that have changed
-        since the one before.
-    keep : int
-        How many checkpoints of a job are kept, with those that they build upon.
-    via : {"shared", "coordinator"}
-        Whether servers write to the directory themselves, or send what they write to the coordinator.
-    restore_optimizer : bool
-        Whether the optimizer's state is restored as well; else the job may have another optimizer.
-    restore_names : mapping of str to str
-        Name of a parameter in the job -> its name in the checkpoint, where they differ.
-    """
-
-    every: str = ""
-    at_end: bool = True
-    full_every: int = 1
-    keep: int = KEEP
-    via: str = "shared"
-    restore_optimizer: bool = True
-    restore_names: Mapping[str, str] = field(default_factory=dict)
-
-    def config(self, directory: str | None, restore: str | None) -> CheckpointConfig:
-        """Return what the nodes are told."""
-        return CheckpointConfig(
-            directory=directory, every=self.every, full_every=self.full_every, at_end=self.at_end, keep=self.keep,
-            via=self.via, restore=restore, restore_optimizer=self.restore_optimizer, restore_names=self.restore_names,
-        )  # fmt: skip
 
 
 #: Names of other systems -> what a cluster has.
@@ -111,7 +69,7 @@ class _Cluster:
         if not isinstance(directory, str | os.PathLike | None):
             checks.refuse("directory", "a path or None", directory)
         self._nodes = Nodes(config, self._spawn)
-        self._num_servers = config.options.servers
+        self._num_servers = config.servers
         self._joined = ""  # the cluster that this process was launched for
         self._timeout = checks.seconds("timeout", timeout)
         self._stack = contextlib.ExitStack()
@@ -245,11 +203,13 @@ class _Cluster:
         run_blocking(nodes.grow(number, seconds))
         return scale_servers(self.address, number, timeout=seconds, job_secret=nodes.job_secret, keys=nodes.keys)
 
-    def _spawn(self, name: str, command: Sequence[str]) -> Process:
+    def _spawn(self, told: NodeSettings) -> Process:
         assert self._directory is not None
-        log = f"{name}.log"
+        log, command = f"{told.name}.log", node_command(told.role, f"--name={told.name}")
         with Folder(self._directory, own=True) as folder, folder.begin(log) as file:
-            node = Process(name, command, stdout=file, log=folder.path / log, env=node_environment(), is_node=True)
+            node = Process(
+                told.name, command, stdout=file, log=folder.path / log, env=node_environment(), settings=told.document()
+            )
         if self._nodes.processes:
             self._nodes.coordinator.watch(node)
         return node
@@ -305,8 +265,9 @@ class LocalCluster(_Cluster):
         Seconds to keep a job whose workers are gone, so that they can come back; 0: until it is ended.
     idle_timeout : float
         Seconds without a worker or observer of any job after which the cluster ends; 0: never.
-    memory : int, optional
-        The most bytes that the shards of all jobs may take on a server; by default what is free on this host.
+    memory : int or str, optional
+        The most that the shards of all jobs may take on a server, in bytes or such as ``"8GB"``; by default what is
+        free on this host.
     replicas : int
         Copies of each shard on other servers, up to 2, which take over when one is lost.
     checkpoint : path, optional
@@ -326,8 +287,8 @@ class LocalCluster(_Cluster):
         nothing is encrypted: only this host can reach the cluster.
     io_threads : int
         How many threads of each server read and write sockets, and encrypt where there are keys.
-    slice_nbytes : int
-        Size of a slice.
+    slice_size : int or str
+        Bytes of parameters that one message carries, such as ``"1MiB"``.
     kernels : {"numba", "numpy"}
         What the servers compute with.
     apply_threads : int
@@ -360,49 +321,52 @@ class LocalCluster(_Cluster):
     @checks.options()
     def __init__(
         self,
-        servers: int = 1,
-        workers: int | None = None,
+        servers: int = DEFAULTS.servers,
+        workers: int | None = DEFAULTS.workers,
         *,
-        heartbeat_interval: float = CoordinatorOptions().heartbeat_interval,
-        heartbeat_timeout: float = CoordinatorOptions().heartbeat_timeout,
-        lease: float = CoordinatorOptions().lease,
-        idle_timeout: float = 0.0,
-        memory: int | None = None,
-        replicas: int = 0,
+        heartbeat_interval: float = DEFAULTS.heartbeat_interval,
+        heartbeat_timeout: float = DEFAULTS.heartbeat_timeout,
+        lease: float = DEFAULTS.lease,
+        idle_timeout: float = DEFAULTS.idle_timeout,
+        memory: int | str | None = DEFAULTS.server.memory,
+        replicas: int = DEFAULTS.replicas,
         checkpoint: str | Path | None = None,
         restore: str | Path | None = None,
-        saving: Saving = Saving(),
-        fallback_timeout: float = CoordinatorOptions().fallback_timeout,
+        saving: Saving = SAVING,
+        fallback_timeout: float = DEFAULTS.fallback_timeout,
         job_secret: str | Path | None = None,
         keys: str | Path | None = None,
-        io_threads: int = IO_THREADS,
-        slice_nbytes: int = CoordinatorOptions().slice_nbytes,
-        kernels: str = "numba",
-        apply_threads: int = 1,
-        device: str = "cpu",
+        io_threads: int = DEFAULTS.server.io_threads,
+        slice_size: int | str = DEFAULTS.slice_size,
+        kernels: str = DEFAULTS.server.kernels,
+        apply_threads: int = DEFAULTS.server.apply_threads,
+        device: str = DEFAULTS.server.device,
         servers_per_gpu: int | None = None,
         timeout: float = START_TIMEOUT,
         directory: str | Path | None = None,
-        log_level: str = "info",
-        values: Sequence[str] = (),
-        page: str = "",
+        log_level: str = DEFAULTS.log_level,
+        values: Sequence[str] = DEFAULTS.values,
+        page: str = DEFAULTS.page,
     ) -> None:
-        devices = spread(device, servers_per_gpu, () if servers_per_gpu is None else visible_gpus())
-        options = CoordinatorOptions(
-            servers=len(devices) if devices else servers, workers=workers, heartbeat_interval=heartbeat_interval,
-            heartbeat_timeout=heartbeat_timeout, lease=lease, idle_timeout=idle_timeout, slice_nbytes=slice_nbytes,
-            replicas=replicas, fallback_timeout=fallback_timeout,
-        )  # fmt: skip
+        devices = spread(device, servers_per_gpu, () if servers_per_gpu is None else visible_gpus()) or ()
         if not isinstance(saving, Saving):
             checks.refuse("saving", 'a zmqps.Saving, such as Saving(every="5min")', saving)
-        checkpoints = saving.config(_path("checkpoint", checkpoint), _path("restore", restore))
+        told: dict[str, Any] = {  # each struct checks what it gets
+            "servers": len(devices) or servers, "workers": workers, "replicas": replicas,
+            "heartbeat_interval": heartbeat_interval, "heartbeat_timeout": heartbeat_timeout, "lease": lease,
+            "idle_timeout": idle_timeout, "fallback_timeout": fallback_timeout, "slice_size": slice_size,
+            "job_secret": job_secret, "keys": keys, "log_level": log_level, "values": values, "page": page,
+        }  # fmt: skip
+        of_servers: dict[str, Any] = {
+            "kernels": kernels, "apply_threads": apply_threads, "device": device, "memory": memory,
+            "io_threads": io_threads,
+        }  # fmt: skip
         config = ClusterConfig(
-            options=options, kernels=kernels, log_level=log_level, apply_threads=apply_threads,
-            devices=devices or (device,), memory_nbytes=memory, job_secret=_whole_path("job_secret", job_secret),
-            keys=_whole_path("keys", keys), io_threads=io_threads, checkpoints=checkpoints, values=_texts(values),
-            page=page,
+            address="tcp://127.0.0.1:0", devices=devices, server=ServerSettings(**of_servers), **told,
+            checkpoints=CheckpointSettings.taken_from(saving, checkpoint=checkpoint, restore=restore),
         )  # fmt: skip
-        _check(config, device)
+        CoordinatorConfig.taken_from(config)  # which raises what a process would be refused for
+        ServerConfig.taken_from(config.for_server(0, "tcp://127.0.0.1:1"))
         super().__init__(config, timeout, directory)
 
 
@@ -412,35 +376,3 @@ def _disown_all() -> None:
 
 
 os.register_at_fork(after_in_child=_disown_all)
-
-
-def _check(config: ClusterConfig, device: str) -> None:
-    """Raise `ConfigurationError` for what a process of the cluster would refuse."""
-    if not isinstance(config.page, str) or config.page:
-        checks.text("page", config.page, MAX_PAGE_CHARS)
-    CoordinatorConfig(
-        options=config.options, job_secret=config.job_secret, keys=config.keys, values=config.values,
-        page=WebPlace(config.page, config.page_token, option="page"),
-    )  # fmt: skip
-    ServerConfig(
-        coordinator="tcp://127.0.0.1:1", kernels=config.kernels, apply_threads=config.apply_threads, device=device,
-        memory_nbytes=config.memory_nbytes, io_threads=config.io_threads,
-    )  # fmt: skip
-    checks.one_of("log_level", config.log_level, LEVELS)
-
-
-def _texts(values: Sequence[str]) -> tuple[str, ...]:
-    if isinstance(values, str) or not isinstance(values, Sequence) or not all(isinstance(t, str) for t in values):
-        checks.refuse("values", "a sequence of texts", values)
-    return tuple(values)
-
-
-def _whole_path(label: str, path: str | Path | None) -> Path | None:
-    found = _path(label, path)
-    return None if found is None else Path(found)
-
-
-def _path(label: str, path: str | Path | None) -> str | None:
-    if not isinstance(path, str | os.PathLike | None):
-        checks.refuse(label, "a path or None", path)
-    return None if path is None else os.fspath(path)

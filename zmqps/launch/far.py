@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -16,7 +17,7 @@ GREETING = "zmqps-agent "
 MAX_PREAMBLE_LINES = 1000
 #: A line is some output of a process, or a file.
 MAX_LINE_NBYTES = 8 << 20
-#: In flags and variables: the folder of the files that were handed over.
+#: In settings and variables: the folder of the files that were handed over.
 FILES = "{files}"
 
 Message = dict[str, Any]
@@ -36,6 +37,18 @@ def decode(line: bytes) -> Message:
     if not isinstance(message, dict):
         raise ConfigurationError(f"{line[:80]!r} is no message of zmqps launch; does a login script print something?")
     return message
+
+
+def filled(told: Any, places: Mapping[str, str]) -> Any:
+    """Return plain data with the places that its texts name."""
+    if isinstance(told, Mapping):
+        return {name: filled(value, places) for name, value in told.items()}
+    if isinstance(told, list | tuple):
+        return [filled(value, places) for value in told]
+    if isinstance(told, str):
+        for name, place in places.items():
+            told = told.replace(name, place)
+    return told
 
 
 class Voice:

@@ -20,7 +20,7 @@ from typing import Any
 from zmqps.errors import ConfigurationError, NodeFailedError, PSError
 from zmqps.keys import Keys, load_node_keys
 from zmqps.launch.config import GRACE_S
-from zmqps.launch.far import FILES
+from zmqps.launch.far import FILES, filled
 from zmqps.launch.guard import Guard
 from zmqps.launch.handout import FOR_NODES, write_files
 from zmqps.launch.processes import (
@@ -37,7 +37,7 @@ from zmqps.launch.reports import Reports
 from zmqps.launch.supervision import PAUSE_S, End, Restarts, supervise
 from zmqps.nodes.inquiry import inquire
 
-#: In a node's flags: by which address its host is reached.
+#: In a node's settings: by which address its host is reached.
 HOST = "{host}"
 
 
@@ -50,7 +50,9 @@ class Order:
     role
         coordinator, server or worker.
     command
-        A worker's command, or the flags of a node.
+        A worker's.
+    settings
+        What a node is told, as plain data.
     address, index
         The coordinator, of all but itself; and a worker's number.
     env
@@ -65,7 +67,8 @@ class Order:
     """
 
     role: str
-    command: Sequence[str]
+    command: Sequence[str] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
     address: str = ""
     index: int = 0
     env: Mapping[str, str] = field(default_factory=dict)
@@ -193,22 +196,20 @@ class Keeper:
 
     async def _start(self, order: Order, restarts: Restarts) -> Piped:
         assert self._guard is not None
-        is_node = order.role != "worker"
-        if is_node:
-            command, env = node_command(order.role, *map(self._filled, order.command)), node_environment()
-        else:
+        settings = None
+        if order.role == "worker":
             command = worker_command(order.command)
             env = {**worker_environment(order.address, order.index, lives=restarts), **order.env}
-        process = Piped(self._name, command, self._take, log=Path(os.devnull), env=env, is_node=is_node)
+        else:
+            host = f"[{self._host}]" if ":" in self._host else self._host
+            settings = filled(order.settings, {FILES: str(self._folder), HOST: host})
+            command, env = node_command(order.role, f"--name={settings['name']}"), node_environment()
+        process = Piped(self._name, command, self._take, log=Path(os.devnull), env=env, settings=settings)
         self._process = process
         self._guard.watch(process.popen.pid)
-        if is_node:
+        if settings is not None:
             self._announced = asyncio.create_task(self._announce(process))
         return process
-
-    def _filled(self, flag: str) -> str:
-        host = f"[{self._host}]" if ":" in self._host else self._host
-        return flag.replace(FILES, str(self._folder)).replace(HOST, host)
 
     def _take(self, lines: Sequence[str]) -> None:
         for line in lines:

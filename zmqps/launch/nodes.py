@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from zmqps.errors import DeadlineError, counted
 from zmqps.keys import load_node_keys
 from zmqps.launch.config import GRACE_S, ClusterConfig
-from zmqps.launch.processes import Process, all_exited, end, node_command, tail
+from zmqps.launch.processes import Process, all_exited, end, tail
 from zmqps.launch.supervision import while_all_run
 from zmqps.nodes.inquiry import inquire
+from zmqps.settings.node import NodeSettings
 
 #: Ends a server without a coordinator at once: at SIGTERM it would hand over what it has first.
 AT_ONCE = signal.SIGINT
@@ -26,10 +27,10 @@ class Nodes:
     config
         What to start.
     spawn
-        Starts one: ``spawn(name, command)``.
+        Starts one, of what it is told.
     """
 
-    def __init__(self, config: ClusterConfig, spawn: Callable[[str, Sequence[str]], Process]) -> None:
+    def __init__(self, config: ClusterConfig, spawn: Callable[[NodeSettings], Process]) -> None:
         self.address = ""
         self.processes: list[Process] = []
         #: The keys of clients of its coordinator.
@@ -68,11 +69,11 @@ class Nodes:
             raise DeadlineError(operation="the start of the cluster", seconds=timeout, waiting_for=text) from None
 
     async def _start(self) -> None:
-        self._add("coordinator", self._coordinator_command())
+        self._add(self._coordinator())
         self.address = await self.coordinator.announcement()
-        num_servers = self._config.options.servers
+        num_servers = self._config.servers
         for index in range(num_servers):
-            self._add(f"server-{index}", self._server_command(index))
+            self._add(self._server(index))
         for server in self.servers:
             self._missing = f"{server.name} to start"
             await server.announcement()
@@ -99,7 +100,7 @@ class Nodes:
         staying = [server for server in running if (server.name, server.popen.pid) not in going]
         num_before = len(self.servers)
         for index in range(num_before, num_before + servers - len(staying)):
-            self._add(f"server-{index}", self._server_command(index))
+            self._add(self._server(index))
         new = self.servers[num_before:]
         for server in new:
             await server.announcement()
@@ -118,24 +119,21 @@ class Nodes:
         AddressInUseError, ConfigurationError, NodeFailedError
             What kept it from starting.
         """
-        before, command = self.processes[index], self._coordinator_command()
-        if index:
-            command = self._server_command(index - 1)
-        self.processes[index] = self._spawn(before.name, command)
+        before = self.processes[index]
+        self.processes[index] = self._spawn(self._server(index - 1) if index else self._coordinator())
         before.close()
         address = await self.processes[index].announcement()
         if not index:
             self.address = address
 
-    def _coordinator_command(self) -> list[str]:
-        own = ["--own-servers"] * self._config.is_local
-        return node_command("coordinator", *self._config.coordinator(), *own)
+    def _coordinator(self) -> NodeSettings:
+        return self._config.for_coordinator(own_servers=self._config.is_local)
 
-    def _server_command(self, index: int) -> list[str]:
-        return node_command("server", *self._config.server(index, self.address))
+    def _server(self, index: int) -> NodeSettings:
+        return self._config.for_server(index, self.address)
 
-    def _add(self, name: str, command: Sequence[str]) -> None:
-        self.processes.append(self._spawn(name, command))
+    def _add(self, told: NodeSettings) -> None:
+        self.processes.append(self._spawn(told))
 
     async def stop(self) -> None:
         """End all: the coordinator saves jobs, tells the servers (and any worker); then what is left is ended."""

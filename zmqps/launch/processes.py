@@ -1,7 +1,7 @@
 """Processes this one starts and is responsible for: nodes of a cluster, and workers.
 
-No child outlives its parent. A node holds one end of a socket pair (``--parent-fd``) and stops when
-the other end closes; a worker is killed by the kernel (`zmqps.launch.leash`). Each child has a process
+No child outlives its parent. A node holds one end of a socket pair (``--parent-fd``), by which it gets its settings,
+and stops when the other end closes; a worker is killed by the kernel (`zmqps.launch.leash`). Each child has a process
 group of its own, so that Ctrl-C in a terminal reaches the parent alone, which ends the children in
 order, and so that what a worker started itself can be ended with it.
 """
@@ -15,16 +15,17 @@ import os
 import secrets
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import sysconfig
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from zmqps.core.protocol.security.keys import KEY_NBYTES
-from zmqps.errors import NodeFailedError, PSError, UnsafeFileError, from_wire
+from zmqps.errors import ConfigurationError, NodeFailedError, PSError, UnsafeFileError, from_wire
 from zmqps.files import read_kernel
 from zmqps.folder import open_own
 from zmqps.launch.supervision import RESTART, TOKEN, Child, Restarts
@@ -37,6 +38,9 @@ LEASH = Path(__file__).with_name("leash.py")
 REFUSAL = "error "
 #: An announcement is an endpoint or an error; more is not one.
 MAX_ANNOUNCEMENT_NBYTES = 64 << 10
+#: The settings of a node: so much fits into a socket pair that is not read yet.
+MAX_SETTINGS_NBYTES = 128 << 10
+SIZE = struct.Struct("!I")
 #: By which the workers of one `zmqps up` know each other on `zmqps.pipeline` channels.
 CHANNEL_SECRET = secrets.token_hex(16)
 #: The variable by which what a supervisor has started is known, and what that has started in turn.
@@ -62,8 +66,8 @@ class Process:
         The file in which that output ends up, for error messages.
     env
         Its environment; by default this process's.
-    is_node
-        Give it ``--parent-fd``.
+    settings
+        What a node is told, as plain data; it gets ``--parent-fd``, and reads them there. None: it is no node.
     """
 
     def __init__(
@@ -74,23 +78,24 @@ class Process:
         stdout: int | IO[bytes],
         log: Path,
         env: Mapping[str, str] | None = None,
-        is_node: bool = False,
+        settings: Mapping[str, Any] | None = None,
     ) -> None:
         self.name = name
         self.log = log
         #: Proves to the coordinator that a report of this process's end comes from its supervisor.
         self.token = secrets.token_bytes(KEY_NBYTES)
         self.channel: socket.socket | None = None
-        self._is_node = is_node
+        self._is_node = settings is not None
         self._group_ended = False
         env = {**(os.environ if env is None else env), PROCESS: self.token.hex()}
         heed_children()
         theirs: socket.socket | None = None
-        if is_node:
-            self.channel, theirs = socket.socketpair()
-            self.channel.setblocking(False)
-            command = [*command, "--parent-fd", str(theirs.fileno())]
         try:
+            if settings is not None:
+                self.channel, theirs = socket.socketpair()
+                self.channel.setblocking(False)
+                hand_over(self.channel, settings)
+                command = [*command, "--parent-fd", str(theirs.fileno())]
             self.popen = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=subprocess.STDOUT, env=env, process_group=0,
                 pass_fds=[theirs.fileno()] if theirs else [],
@@ -193,7 +198,7 @@ class Piped(Process):
 
     Parameters
     ----------
-    name, command, log, env, is_node
+    name, command, log, env, settings
         As of `Process`.
     take
         Takes the lines.
@@ -207,9 +212,9 @@ class Piped(Process):
         *,
         log: Path,
         env: Mapping[str, str],
-        is_node: bool,
+        settings: Mapping[str, Any] | None = None,
     ) -> None:
-        super().__init__(name, command, stdout=subprocess.PIPE, log=log, env=env, is_node=is_node)
+        super().__init__(name, command, stdout=subprocess.PIPE, log=log, env=env, settings=settings)
         assert self.popen.stdout is not None
         self._pipe = self.popen.stdout
         self._take = take
@@ -384,12 +389,56 @@ def _session_id(pid: int) -> int | None:
 
 
 def node_command(role: str, *flags: str) -> list[str]:
-    """Return the command that runs a node under this Python; ``-P``: whatever the current directory holds."""
+    """Return the command that runs a node under this Python; ``-P``: whatever the current directory holds.
+
+    One that gets its settings by ``--parent-fd`` has its name among the flags all the same, for lists of processes.
+    """
     return [sys.executable, "-P", "-m", "zmqps", role, *flags]
 
 
+def hand_over(channel: socket.socket, settings: Mapping[str, Any]) -> None:
+    """Give a node its settings, before it is started.
+
+    Raises
+    ------
+    ConfigurationError
+        They are too large.
+    """
+    document = json.dumps(settings).encode()
+    channel.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * MAX_SETTINGS_NBYTES)
+    try:
+        if len(document) <= MAX_SETTINGS_NBYTES:
+            return channel.sendall(SIZE.pack(len(document)) + document)
+    except BlockingIOError:  # a system with smaller buffers
+        pass
+    raise ConfigurationError(
+        f"the settings of a node have {len(document)} bytes, more than it can be given ({MAX_SETTINGS_NBYTES}): "
+        "give fewer --restore-names or --values"
+    )
+
+
+def received(parent_fd: int) -> Any:
+    """Return the settings that this node got from its parent, as plain data; what follows them is left to be read.
+
+    Raises
+    ------
+    ConfigurationError
+        The parent is gone, or has said something else.
+    """
+    with socket.socket(fileno=os.dup(parent_fd)) as parent:
+        head = parent.recv(SIZE.size, socket.MSG_WAITALL)
+        nbytes = SIZE.unpack(head)[0] if len(head) == SIZE.size else 0
+        document = parent.recv(nbytes, socket.MSG_WAITALL) if 0 < nbytes <= MAX_SETTINGS_NBYTES else b""
+    try:
+        if document and len(document) == nbytes:
+            return json.loads(document)
+    except ValueError:
+        pass
+    raise ConfigurationError("--parent-fd is for launchers, which give a node its settings there")
+
+
 def node_environment() -> dict[str, str]:
-    """Return a node's environment: its flags have all it needs, and it finds this very package."""
+    """Return a node's environment: its settings have all it needs, and it finds this very package."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("ZMQPS_")}
     home = str(Path(__file__).parents[2])  # where the package is
     if home not in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):  # those must stay behind the stdlib

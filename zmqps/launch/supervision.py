@@ -20,16 +20,17 @@ from typing import Any, Generic, Protocol, TypeVar
 from zmqps.core.protocol import exits
 from zmqps.core.protocol.security.keys import KEY_NBYTES
 from zmqps.errors import NodeFailedError, counted
+from zmqps.settings.cluster import ClusterSettings, LauncherSettings
 
 #: In the environment of a worker that is started again.
 TOKEN, RESTART = "ZMQPS_WORKER_TOKEN", "ZMQPS_WORKER_RESTART"
 #: How often a node that fails is started again, where the user does not say, and how long that may take.
-RESTARTS = 3
+RESTARTS = ClusterSettings().restart_servers
 RESTART_S = 30.0
 #: How long to wait before a process is started again: so long at first, and twice as long each time up to the most.
 PAUSE_S, MOST_PAUSE_S = 0.5, 30.0
 #: How long workers may take to end after SIGTERM, where the user does not say.
-DRAIN_TIMEOUT_S = 5.0
+DRAIN_TIMEOUT_S = LauncherSettings().drain_timeout
 #: Exit codes after which another life would end in the same way: what it was told cannot be used, as click and argparse
 #: say it, or there is no such command, as shells do.
 HOPELESS = (exits.USAGE, 126, 127)

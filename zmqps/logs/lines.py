@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 from zmqps.errors import Fact, printable
 
-LEVELS = ("debug", "info", "warning", "error")
 #: By which levels are compared; ``critical`` is what others may say.
 RANKS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 #: Names are padded to this, the length of the longest usual one, so that the lines are aligned.

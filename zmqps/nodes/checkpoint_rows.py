@@ -97,6 +97,6 @@ def _found(checkpoint: Checkpoint, spec: TableSpec, name: str, slots: Slots) -> 
         lacks = ", ".join(missing) or "counts of updates"
         refuse(
             f"the optimizer of its table {name!r} has no {lacks}",
-            "restore with the same optimizer, or only the values with restore_optimizer=False",
+            "restore with the same optimizer, or only the values with restore_values_only=True",
         )
     return files

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import errno
 import logging
-import re
 import secrets
 import threading
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import count
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from zmqps import checks
 from zmqps.checkpoint import (
     CONSISTENT,
     PER_SLICE,
@@ -36,12 +33,12 @@ from zmqps.checkpoint.manifest import NAME as MANIFEST
 from zmqps.checkpoint.storage import File, Storage, naming_the_disk, remove_tree
 from zmqps.core.coordinator.saving.files import Served
 from zmqps.core.job.keyspace import KeySpace, Placement
-from zmqps.core.job.spec import MAX_NAME_CHARS, JobSpec
+from zmqps.core.job.spec import JobSpec
 from zmqps.core.server.dense.snapshot import SnapshotSlice
 from zmqps.core.server.shard import Shard
 from zmqps.core.server.tables.row_snapshot import RowPiece
 from zmqps.core.server.tables.rows import rows_in
-from zmqps.errors import CheckpointCorruptError, CheckpointError, CheckpointMismatchError, ConfigurationError
+from zmqps.errors import CheckpointCorruptError, CheckpointError, CheckpointMismatchError
 from zmqps.nodes.checkpoint_rows import read_tables, slots_of_table
 from zmqps.nodes.host import Rests
 from zmqps.nodes.relay import CHUNK_NBYTES, SCHEME, RelayStorage
@@ -52,95 +49,9 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger("zmqps.coordinator")
 
-KEEP = 3
-#: A reader opens all checkpoints that one builds upon; it refuses 100 of them.
-MAX_FULL_EVERY = 50
-MAX_PATH_CHARS = 4096
-VIA = ("shared", "coordinator")
 #: A server that writes while training goes on rests after each slice so many times as long as that took, where no
 #: processor is idle: then steps take about a tenth longer.
 REST = 6.0
-#: What ``--checkpoint-every`` takes, in seconds.
-UNITS = {"s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointConfig:
-    """Where a cluster's jobs are saved, when, and what they begin from.
-
-    Parameters
-    ----------
-    directory
-        Where checkpoints are kept, which all hosts of the cluster share, and no other cluster; None: nowhere.
-    every
-        When jobs are saved without being asked: ``5min``, ``90s``, ``2h`` or ``500steps``; empty: never.
-    full_every
-        Every so many-th checkpoint of a job with tables is whole; those between hold only the rows that have changed
-        since the one before.
-    at_end
-        Whether each job is saved once more when it ends, or the cluster does.
-    keep
-        How many checkpoints of a job are kept, with those that they build upon.
-    via
-        ``shared``: all hosts have the directory; ``coordinator``: only the coordinator's host has, and servers send it
-        what they write and ask it for what they read.
-    restore
-        A checkpoint, or a directory whose latest good one is taken, that jobs begin from.
-    restore_optimizer
-        Whether the optimizer's slots and step counts are restored as well.
-    restore_names
-        Name of a parameter in the job -> its name in the checkpoint, where they differ.
-    """
-
-    directory: str | None = None
-    every: str = ""
-    full_every: int = 1
-    at_end: bool = True
-    keep: int = KEEP
-    via: str = "shared"
-    restore: str | None = None
-    restore_optimizer: bool = True
-    restore_names: Mapping[str, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        for label, path in (("checkpoint", self.directory), ("restore", self.restore)):
-            if path is not None:
-                checks.text(label, path, MAX_PATH_CHARS)
-        cadence(self.every)
-        checks.flag("restore_optimizer", self.restore_optimizer)
-        checks.flag("checkpoint_at_end", self.at_end)
-        names = checks.mapping("restore_names", self.restore_names, "names")
-        for name in (*names, *names.values()):
-            checks.text("a name in restore_names", name, MAX_NAME_CHARS)
-        checks.whole("checkpoint_full_every", self.full_every, 1, MAX_FULL_EVERY)
-        checks.whole("keep", self.keep, 1)
-        checks.one_of("checkpoint_via", self.via, VIA)
-        if self.every != "" and self.directory is None:
-            raise ConfigurationError("to save jobs every so often, say where: --checkpoint DIR")
-
-    @property
-    def saves_at_end(self) -> bool:
-        """Whether the end of a cluster may take as long as its jobs take to be saved."""
-        return self.at_end and self.directory is not None
-
-
-def cadence(every: str) -> tuple[float | None, int | None]:
-    """Return every how many seconds, or steps, jobs are saved.
-
-    Raises
-    ------
-    ConfigurationError
-        It is neither.
-    """
-    if isinstance(every, str) and not every:
-        return None, None
-    text = checks.text("checkpoint_every", every, MAX_PATH_CHARS)
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) *([a-z]+)", text.strip().lower())
-    if found is not None and found[2] in ("step", "steps") and found[1].isdigit() and int(found[1]):
-        return None, int(found[1])
-    if found is not None and found[2] in UNITS and float(found[1]) > 0:
-        return float(found[1]) * UNITS[found[2]], None
-    raise ConfigurationError(f"checkpoint_every is 5min, 90s, 2h or 500steps, not {checks.shown(every)}")
 
 
 class _Writer:
@@ -253,7 +164,7 @@ class CheckpointStore:
     keep
         How many of a job are kept.
     via
-        How servers reach it, see `CheckpointConfig`.
+        How servers reach it, see `zmqps.settings.saving.Saving`.
     restore
         What may be read there besides: paths of directories.
     owner

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from zmqps import checks
 from zmqps.checkpoint import Checkpoint, Owner
 from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.coordinator.options import CoordinatorOptions
@@ -29,7 +28,7 @@ from zmqps.net.identity import check_bind, new_identity, read_job_secret
 from zmqps.net.system.available import available_nbytes
 from zmqps.net.system.memory import spare_the_collector
 from zmqps.net.zeromq import ZmqTransport
-from zmqps.nodes.checkpoints import CheckpointConfig, CheckpointStore, cadence
+from zmqps.nodes.checkpoints import CheckpointStore
 from zmqps.nodes.endkey import kept, new_end_key, offer_end_key
 from zmqps.nodes.journal import IDENTITY, Journal, resumed
 from zmqps.nodes.listening import Place, other_addresses
@@ -37,93 +36,63 @@ from zmqps.nodes.page import page
 from zmqps.nodes.relay import CHUNK_NBYTES
 from zmqps.nodes.restoring import restored, restored_from, resumptions
 from zmqps.nodes.siblings import Siblings
+from zmqps.settings.coordinator import CoordinatorSettings
+from zmqps.settings.kinds import cadence
 from zmqps.sinks.choose import check_texts, open_sinks
 from zmqps.sinks.feed import Feeds
 from zmqps.trace.switch import Switch
 from zmqps.web.place import WebPlace
 
 DEFAULT_PORT = 5570
-#: Where there is a journal, members wait so long for a coordinator that is away.
-PATIENCE_S = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CoordinatorConfig:
-    """What a coordinator is told when it starts.
-
-    Parameters
-    ----------
-    bind
-        The endpoint to listen at; port 0 takes a free one.
-    advertise, interface
-        By which address others reach it, see `Place`; by default the one where it listens.
-    options
-        What the cluster consists of, and its timeouts.
-    name
-        Its name in logs and errors.
-    insecure
-        Allow binding beyond loopback.
-    job_secret
-        File with the secret required to join; None: no secret.
-    keys
-        The directory with the keys of the cluster's nodes; None: nothing is encrypted, and any process may connect.
-    checkpoints
-        Where jobs are saved, when, and what they begin from.
-    own_servers
-        Where there is neither a job secret nor keys, take servers of this user on this host alone.
-    journal
-        The directory of the journal from which it goes on if it is started again; None: there is none.
-    values
-        Where what scripts log is written, in the forms of `zmqps.sinks.choose.FORMS`.
-    page
-        Where browsers find the page, and Prometheus metrics.
-    """
-
-    bind: str = ""
-    advertise: str = ""
-    interface: str = ""
-    options: CoordinatorOptions = field(default_factory=CoordinatorOptions)
-    name: str | None = None
-    insecure: bool = False
-    job_secret: str | os.PathLike[str] | None = None
-    keys: str | os.PathLike[str] | None = None
-    checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
-    own_servers: bool = False
-    journal: str | os.PathLike[str] | None = None
-    values: tuple[str, ...] = ()
-    page: WebPlace = field(default_factory=WebPlace)
+class CoordinatorConfig(CoordinatorSettings):
+    """What a coordinator needs to know when it starts, checked as far as this host can tell."""
 
     def __post_init__(self) -> None:
+        CoordinatorSettings.__post_init__(self)
         check_texts(self.values)
         keys = load_node_keys(self.keys)
         self.place.check()
-        self.page.check()
-        if self.bind:
-            check_bind(self.bind, insecure=self.insecure, keyed=keys is not None)
+        self.page_place.check()
+        if self.address:
+            check_bind(self.address, insecure=self.insecure, keyed=keys is not None)
         read_job_secret(self.job_secret)
-        o = self.options
-        checks.whole("servers", o.servers, 1)
-        checks.whole("workers", o.workers, 1, optional=True)
-        checks.whole("replicas", o.replicas, 0, 2)
-        if o.replicas >= o.servers:
+        if self.replicas >= self.servers:
             raise ConfigurationError(
-                f"{counted(o.replicas, 'replica')} of each shard need {counted(o.replicas + 1, 'server')}, and the "
-                f"cluster has {o.servers}: start it with more --servers, or fewer --replicas"
+                f"{counted(self.replicas, 'replica')} of each shard need {counted(self.replicas + 1, 'server')}, and "
+                f"the cluster has {self.servers}: start it with more --servers, or fewer --replicas"
             )
-        checks.whole("slice_nbytes", o.slice_nbytes, 1 << 12, 32 << 20)
-        for label in ("lease", "idle_timeout", "fallback_timeout", "patience"):
-            checks.number(label, getattr(o, label), at_least=0)
-        for label in ("heartbeat_interval", "heartbeat_timeout"):
-            checks.number(label, getattr(o, label), above=0)
-        if not 0 < o.heartbeat_interval < o.heartbeat_timeout:
+        if self.heartbeat_interval >= self.heartbeat_timeout:
             raise ConfigurationError(
-                f"the heartbeat timeout ({o.heartbeat_timeout} s) must exceed the interval ({o.heartbeat_interval} s)"
+                f"the heartbeat timeout ({self.heartbeat_timeout} s) must exceed the interval "
+                f"({self.heartbeat_interval} s)"
             )
 
     @property
     def place(self) -> Place:
         """Where it listens."""
-        return Place(self.bind, self.advertise, self.interface)
+        return Place(self.address, self.advertise, self.interface)
+
+    @property
+    def page_place(self) -> WebPlace:
+        """Where browsers find the page, and Prometheus metrics."""
+        return WebPlace(self.page, self.page_token, self.insecure, "page")
+
+    @property
+    def options(self) -> CoordinatorOptions:
+        """What the machine is told."""
+        saved = self.checkpoints
+        seconds, steps = cadence("checkpoint_every", saved.every)
+        patience = self.patience if self.journal is not None else 0.0  # without a journal none comes back
+        return CoordinatorOptions(
+            servers=self.servers, workers=self.workers, heartbeat_interval=self.heartbeat_interval,
+            heartbeat_timeout=self.heartbeat_timeout, lease=self.lease, idle_timeout=self.idle_timeout, once=self.once,
+            slice_nbytes=self.slice_size, replicas=self.replicas, fallback_timeout=self.fallback_timeout,
+            patience=patience, checkpoint_seconds=seconds, checkpoint_steps=steps,
+            checkpoint_full_every=saved.full_every, checkpoint_at_end=saved.saves_at_end,
+        )  # fmt: skip
 
 
 async def coordinate(config: CoordinatorConfig, parent_fd: int | None = None) -> int:
@@ -160,7 +129,7 @@ async def coordinate(config: CoordinatorConfig, parent_fd: int | None = None) ->
             if journal is not None:
                 identity = resumed(journal, known, identity, config.options)
             store = _store(config, identity, one)
-            if store is not None and config.checkpoints.directory is not None:
+            if store is not None and config.checkpoints.checkpoint is not None:
                 stack.enter_context(store.claim)
         except BaseException:
             transport.close(0)
@@ -174,7 +143,7 @@ async def coordinate(config: CoordinatorConfig, parent_fd: int | None = None) ->
                 identity = replace(identity, server_key=end_key)
             state = None if journal is None else {key: data for key, data in known.items() if key != IDENTITY}
             begins_from = resumptions(config.checkpoints, one)
-            machine = CoordinatorMachine(identity, _options(config), store, begins_from, state)
+            machine = CoordinatorMachine(identity, config.options, store, begins_from, state)
             driver = _driver(machine, transport, identity, journal, feeds)
             source.measure = lambda: measured(machine, driver.facts(), loop.time())
             machine.traces.recorder = Switch(driver, identity)
@@ -214,7 +183,7 @@ def _driver(
 
 def _identity(config: CoordinatorConfig, endpoint: str, secret: bytes, *, keyed: bool) -> Identity:
     """Return the identity of a new coordinator; one with a journal keeps the journal's."""
-    identity = new_identity("coordinator", name=config.name, endpoint=endpoint, job_secret=secret, keyed=keyed)
+    identity = new_identity("coordinator", name=config.name or None, endpoint=endpoint, job_secret=secret, keyed=keyed)
     return replace(identity, end_key=new_end_key())
 
 
@@ -228,12 +197,12 @@ def _feed(feeds: Feeds, event: Any) -> None:
 def _page(
     config: CoordinatorConfig, machine: CoordinatorMachine, source: Source, endpoint: str, *, keyed: bool
 ) -> AbstractContextManager[None]:
-    return page(config.page, machine.view, source, endpoint=endpoint, journal=config.journal, keyed=keyed)
+    return page(config.page_place, machine.view, source, endpoint=endpoint, journal=config.journal, keyed=keyed)
 
 
 def _store(config: CoordinatorConfig, identity: Identity, one: Checkpoint | None) -> CheckpointStore | None:
     saved = config.checkpoints
-    place = saved.directory or (saved.restore if saved.via == "coordinator" else None)
+    place = saved.checkpoint or (saved.restore if saved.via == "coordinator" else None)
     if place is None:
         return None
     read = restored_from(saved.restore, one) if saved.restore and one is not None and saved.via == "coordinator" else ()
@@ -243,17 +212,8 @@ def _store(config: CoordinatorConfig, identity: Identity, one: Checkpoint | None
     return CheckpointStore(place, saved.keep, saved.via, read, owner=owner, runs=runs)
 
 
-def _options(config: CoordinatorConfig) -> CoordinatorOptions:
-    seconds, steps = cadence(config.checkpoints.every)
-    patience = config.options.patience if config.journal is not None else 0.0  # without a journal none comes back
-    return replace(
-        config.options, checkpoint_seconds=seconds, checkpoint_steps=steps, patience=patience,
-        checkpoint_full_every=config.checkpoints.full_every, checkpoint_at_end=config.checkpoints.saves_at_end,
-    )  # fmt: skip
-
-
 @contextmanager
-def _opened(directory: str | os.PathLike[str] | None) -> Iterator[tuple[Journal | None, Mapping[str, Any]]]:
+def _opened(directory: Path | None) -> Iterator[tuple[Journal | None, Mapping[str, Any]]]:
     """Have the journal of a directory open, if there is to be one, and what was kept in it."""
     if directory is None:
         yield None, {}

@@ -6,11 +6,12 @@ from zmqps.checkpoint import Checkpoint, Manifest, good_ones, open_checkpoint, s
 from zmqps.checkpoint.owners import check_is_of_one
 from zmqps.core.coordinator.placement.resumption import Resumption
 from zmqps.core.protocol.terms import MOST_NUMBERS, are_sets
-from zmqps.nodes.checkpoints import CheckpointConfig, scheme_of
+from zmqps.nodes.checkpoints import scheme_of
 from zmqps.nodes.relay import SCHEME
+from zmqps.settings.saving import CheckpointSettings
 
 
-def restored(config: CheckpointConfig) -> Checkpoint | None:
+def restored(config: CheckpointSettings) -> Checkpoint | None:
     """Return the checkpoint that jobs begin from, if they begin from one.
 
     Raises
@@ -44,7 +45,7 @@ def restored_from(path: str, one: Checkpoint) -> list[str]:
     return found
 
 
-def resumptions(config: CheckpointConfig, one: Checkpoint | None) -> dict[str, Resumption]:
+def resumptions(config: CheckpointSettings, one: Checkpoint | None) -> dict[str, Resumption]:
     """Return what jobs begin from, by name, of the checkpoint that they begin from."""
     if one is None or config.restore is None:
         return {}
@@ -57,9 +58,9 @@ def resumptions(config: CheckpointConfig, one: Checkpoint | None) -> dict[str, R
             version=manifest.version,
             data=manifest.data,
             state=manifest.state,
-            optimizer=config.restore_optimizer,
+            optimizer=not config.restore_values_only,
             names=config.restore_names,
-            rates=numbers_of(manifest) if config.restore_optimizer else (),
+            rates=numbers_of(manifest) if not config.restore_values_only else (),
         )
     }
 

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 
-from zmqps import checks, codecs
+from zmqps import codecs
 from zmqps.core.job.keyspace import Placement
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.job.tables import TableSpec
@@ -52,7 +50,7 @@ from zmqps.net.routes import new_local_endpoint
 from zmqps.net.system.available import available_nbytes, total_nbytes
 from zmqps.net.system.memory import FreedMemory, spare_the_collector
 from zmqps.net.zeromq import ZmqTransport
-from zmqps.nodes.apply import MAX_APPLY_THREADS, ApplyThreads
+from zmqps.nodes.apply import ApplyThreads
 from zmqps.nodes.checkpoints import ShardFiles
 from zmqps.nodes.endkey import server_key
 from zmqps.nodes.host import Rests
@@ -64,104 +62,43 @@ from zmqps.optim.kernels import MOST_ADDED, mean, mean_loop
 from zmqps.optim.rows import RowKernel, kernel_of_table, rule_of_table
 from zmqps.rows.kernels import warm_up as warm_up_rows
 from zmqps.rows.store import RowStore
+from zmqps.settings.server import ServerSettings
 from zmqps.trace.doors import DOORS
 from zmqps.trace.switch import Switch
 from zmqps.web.place import WebPlace
 
-#: One connection full of large messages keeps a thread of ZeroMQ busy for milliseconds at a time. With a second one a
-#: small message of another job does not wait for that: its step takes 1.3 times as long beside a flood, not 7 times.
-IO_THREADS = 2
 #: Tables that have no capacity leave so much of the host's memory free.
 SPARE_NBYTES = 1 << 30
 #: And so much of a device's: rows that are gathered, and the chunks in which several tables grow at once.
 SPARE_DEVICE_NBYTES = 512 << 20
-MAX_IO_THREADS = 64
-KERNELS = ("numba", "numpy")
-#: A spot instance has a minute or two from its notice to its end.
-HANDOVER_TIMEOUT_S = 60.0
 #: Where no processor is idle, a shard that is not awaited is prepared with pauses so many times as long as the work.
 REST = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerConfig:
-    """What a server is told when it starts.
-
-    Parameters
-    ----------
-    coordinator
-        The coordinator's endpoint.
-    bind
-        The endpoint to listen at; port 0 takes a free one. By default the address by which this host reaches the
-        coordinator.
-    advertise, interface, ports
-        Where workers reach this server, see `Place`; by default where it listens.
-    name
-        Its name in logs and errors; by default made of host and pid.
-    kernels
-        ``numba`` (compiled) or ``numpy`` (the reference).
-    insecure
-        Allow binding beyond loopback.
-    apply_threads
-        How many threads update one slice, `zmqps.nodes.apply`; a GPU needs no others.
-    device
-        Where shards are kept and updated: ``cpu``, ``cuda``, ``cuda:1``, or ``auto`` for a GPU if one works.
-    memory_nbytes
-        The most that shards of all jobs may take; None: what is free on this host when a job begins.
-    job_secret
-        The file with the cluster's; None: it has none.
-    keys
-        The directory with the keys of the cluster's nodes; None: it has none.
-    io_threads
-        How many threads read and write sockets, and encrypt what goes through them.
-    spare
-        Join beyond those that the cluster waits for, to get the copies of shards that a lost server had.
-    handover_timeout
-        Seconds that it may take after SIGTERM to hand over what it has to other servers; 0: it ends at once.
-    metrics
-        Where Prometheus is answered.
-    index
-        The number that its launcher has given it, which is its rank; None: it was started by hand.
-    """
-
-    coordinator: str
-    bind: str = ""
-    advertise: str = ""
-    interface: str = ""
-    ports: str = ""
-    name: str | None = None
-    kernels: str = "numba"
-    insecure: bool = False
-    apply_threads: int = 1
-    device: str = "cpu"
-    memory_nbytes: int | None = None
-    job_secret: Path | None = None
-    keys: str | os.PathLike[str] | None = None
-    io_threads: int = IO_THREADS
-    spare: bool = False
-    handover_timeout: float = HANDOVER_TIMEOUT_S
-    metrics: WebPlace = field(default_factory=WebPlace)
-    index: int | None = None
+class ServerConfig(ServerSettings):
+    """What a server needs to know when it starts, checked as far as this host can tell."""
 
     def __post_init__(self) -> None:
+        ServerSettings.__post_init__(self)
         check_endpoint(self.coordinator)
         keys = load_node_keys(self.keys)
         self.place.check()
-        self.metrics.check()
-        if self.bind:
-            check_bind(self.bind, insecure=self.insecure, keyed=keys is not None)
-        checks.whole("io_threads", self.io_threads, 1, MAX_IO_THREADS)
+        self.figures.check()
+        if self.address:
+            check_bind(self.address, insecure=self.insecure, keyed=keys is not None)
         parse(self.device)
         read_job_secret(self.job_secret)
-        checks.one_of("kernels", self.kernels, KERNELS)
-        checks.whole("memory_nbytes", self.memory_nbytes, 1, optional=True)
-        checks.whole("apply_threads", self.apply_threads, 1, MAX_APPLY_THREADS)
-        checks.number("handover_timeout", self.handover_timeout, at_least=0)
 
     @property
     def place(self) -> Place:
         """Where it listens."""
-        return Place(self.bind, self.advertise, self.interface, self.ports)
+        return Place(self.address, self.advertise, self.interface, self.ports)
+
+    @property
+    def figures(self) -> WebPlace:
+        """Where Prometheus is answered."""
+        return WebPlace(self.metrics, self.metrics_token, self.insecure)
 
 
 class CompiledRules:
@@ -268,7 +205,7 @@ def make_shard(
         needs["rows of tables"] = capacity_nbytes(placement, index)
         required = admit(name, placement, index, needs, free_nbytes(config, room))
         # servers beside it may ask at the same moment, and what they are given shows only once it is written to
-        times = room.sharing if config.memory_nbytes is None else 1
+        times = room.sharing if config.memory is None else 1
         beside = Beside(needs["values while others are looked at"], lambda nbytes: more(nbytes * times))
     rules = CompiledRules(spec, config, device, job.num_updating)
     for dtype in {table.dtype for table in placement.keyspace.dense if not table.buffers}:
@@ -325,14 +262,14 @@ def may_grow(config: ServerConfig, reserved_nbytes: int, nbytes: int, device: De
     """
     if device is not None and nbytes + SPARE_DEVICE_NBYTES > device.memory().free_nbytes:
         return False
-    if config.memory_nbytes is None:
+    if config.memory is None:
         return nbytes + SPARE_NBYTES <= available_nbytes()
-    return nbytes + reserved_nbytes <= config.memory_nbytes
+    return nbytes + reserved_nbytes <= config.memory
 
 
 def free_nbytes(config: ServerConfig, room: Room) -> int:
     """Return how many bytes a server may take for one more shard."""
-    return room.available_nbytes if config.memory_nbytes is None else config.memory_nbytes - room.reserved_nbytes
+    return room.available_nbytes if config.memory is None else config.memory - room.reserved_nbytes
 
 
 async def serve(config: ServerConfig, parent_fd: int | None = None) -> int:
@@ -346,7 +283,7 @@ async def serve(config: ServerConfig, parent_fd: int | None = None) -> int:
         There is no such device.
     """
     log, source = logging.getLogger("zmqps.server"), Source(asyncio.get_running_loop())
-    with answering(config.metrics, source, "server", log):
+    with answering(config.figures, source, "server", log):
         return await _serve(config, source, log, parent_fd)
 
 
@@ -419,7 +356,7 @@ async def _serve(config: ServerConfig, source: Source, log: logging.Logger, pare
     driver.decode = partial(decode_but_assign, data_nbytes=lambda: largest_header)
     trace(machine.member, Switch(driver, identity, known=machine.clients.incarnation))
     relay.submit = partial(_submit, asyncio.get_running_loop(), driver)
-    most = {} if streams is not None else {"memory_nbytes": config.memory_nbytes or total_nbytes()}
+    most = {} if streams is not None else {"memory_nbytes": config.memory or total_nbytes()}
     driver.more = lambda: {"free_nbytes": available_nbytes(), **most}
     source.measure = lambda: measured(machine, driver.facts())
     try:
@@ -431,7 +368,7 @@ async def _serve(config: ServerConfig, source: Source, log: logging.Logger, pare
 def _identity(config: ServerConfig, endpoint: str, *, keyed: bool) -> Identity:
     """Return a new server's identity."""
     secret = read_job_secret(config.job_secret)
-    identity = new_identity("server", name=config.name, endpoint=endpoint, job_secret=secret, keyed=keyed)
+    identity = new_identity("server", name=config.name or None, endpoint=endpoint, job_secret=secret, keyed=keyed)
     own_key = b"" if secret or keyed else server_key(config.coordinator)
     return replace(identity, spare=config.spare, index=config.index, server_key=own_key)
 

@@ -14,7 +14,7 @@ from tests.tables import for_each
 from zmqps.cli.running.asked import Asked
 from zmqps.core.protocol import exits
 from zmqps.launch.config import GRACE_S, ClusterConfig
-from zmqps.nodes.checkpoints import CheckpointConfig
+from zmqps.settings.saving import CheckpointSettings
 
 
 class Log:
@@ -98,7 +98,9 @@ def test_a_signal_after_the_end_kills_unless_what_was_trained_is_being_saved(
         await send(signal.SIGINT)
         return code
 
-    checkpoints = CheckpointConfig(directory=str(tmp_path_factory.mktemp("saves"))) if saves else CheckpointConfig()
+    checkpoints = (
+        CheckpointSettings(checkpoint=str(tmp_path_factory.mktemp("saves"))) if saves else CheckpointSettings()
+    )
     assert checkpoints.saves_at_end == saves
     result, _, log = asked(work, ClusterConfig(checkpoints=checkpoints))
     assert result == 7

@@ -48,7 +48,7 @@ ONE_TABLE = {"items": zmqps.table(2, optimizer=SGD)}
 def pair() -> Iterator[zmqps.LocalCluster]:
     """Two servers for all tests; the first message about rows makes a server compile, which it may take seconds for."""
     options: dict[str, Any] = {"heartbeat_interval": 0.1, "heartbeat_timeout": stretch(6.0)}
-    with zmqps.LocalCluster(servers=2, kernels="numpy", slice_nbytes=4096, **options) as cluster:
+    with zmqps.LocalCluster(servers=2, kernels="numpy", slice_size=4096, **options) as cluster:
         yield cluster
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from zmqps.cli.running.output import LogFile, Terminal
 from zmqps.errors import counted, listed
 from zmqps.folder import Folder
-from zmqps.launch.processes import Piped, mark_of, start_of
+from zmqps.launch.processes import Piped, mark_of, node_command, node_environment, start_of
 from zmqps.launch.supervision import Restarts
+from zmqps.settings.node import NodeSettings
 
 MOST_NAMED = 8
 
@@ -33,16 +35,24 @@ class Children:
         self._logs: dict[str, LogFile] = {}
         self._mark = mark_of(os.getpid(), start_of(os.getpid()))
 
-    def start(self, name: str, command: Sequence[str], env: Mapping[str, str], *, is_node: bool = False) -> Piped:
-        """Start a process, or its next life."""
+    def start(
+        self, name: str, command: Sequence[str], env: Mapping[str, str], settings: Mapping[str, Any] | None = None
+    ) -> Piped:
+        """Start a process, or its next life; one with settings is a node."""
         if name in self._logs:
             self.processes[name].close()
         else:
             self._logs[name] = LogFile(name, self._folder, f"{name}.log", self._terminal)
         log = self._logs[name]
         env = {**env, **self._mark}
-        process = self.processes[name] = Piped(name, command, log.take, log=log.path, env=env, is_node=is_node)
+        process = self.processes[name] = Piped(name, command, log.take, log=log.path, env=env, settings=settings)
         return process
+
+    def start_node(self, told: NodeSettings) -> Piped:
+        """Start a node, or its next life."""
+        return self.start(
+            told.name, node_command(told.role, f"--name={told.name}"), node_environment(), told.document()
+        )
 
     def code(self, name: str) -> int | None:
         """Return how a process has ended, negative for a signal; None: it runs, or was never started."""

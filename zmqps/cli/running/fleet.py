@@ -36,6 +36,7 @@ from zmqps.launch.reach import undecided
 from zmqps.launch.remote import RemoteHost, RemoteProcess
 from zmqps.launch.supervision import End, Restarts, supervise, while_all_run
 from zmqps.logs.handler import VARIABLE as LOG_NODE
+from zmqps.settings.node import NodeSettings
 
 #: Where the keys are while the cluster lives, beside the state file.
 KEYS = "keys"
@@ -261,7 +262,7 @@ class Fleet:
         (place,) = (place for place in config.places if place.coordinator)
         name = f"coordinator@{place.host.name}"
         cluster = self._cluster(place, config.port)
-        coordinator = self._start_node(place, name, "coordinator", cluster.coordinator(name))
+        coordinator = self._start_node(place, cluster.for_coordinator(name))
         self._address = await while_all_run(coordinator.announcement(), self._processes.values())
         self._missing = "the servers to start"
         servers = [self._start_server(place, index) for place in config.places for index in place.servers]
@@ -284,21 +285,19 @@ class Fleet:
     def _start_server(self, place: Place, index: int) -> RemoteProcess:
         name, cluster = f"server-{index}@{place.host.name}", self._cluster(place, 0)
         self._servers[name] = place, index
-        flags = cluster.server(index, self._address, bind=cluster.address, name=name)
-        return self._start_node(place, name, "server", flags)
+        return self._start_node(place, cluster.for_server(index, self._address, bind=cluster.address, name=name))
 
     def _cluster(self, place: Place, port: int) -> ClusterConfig:
         """Return what the nodes of a host are told."""
         address = self._addresses[place.host.name]
-        secret = Path(FILES) / "job.secret" if self._config.cluster.job_secret is not None else None
         insecure = self._keys is None and not is_loopback(address)
-        return replace(
-            self._config.cluster, address=join(address, port), job_secret=secret, insecure=insecure, keys=None
-        )
+        return replace(self._config.cluster, address=join(address, port), insecure=insecure)
 
-    def _start_node(self, place: Place, name: str, role: str, flags: Sequence[str]) -> RemoteProcess:
-        keys = [f"--keys={FILES}/{FOR_NODES}"] * (self._keys is not None)
-        return self._begin(place, name, role, {"flags": [*flags, *keys], "address": self._address})
+    def _start_node(self, place: Place, told: NodeSettings) -> RemoteProcess:
+        secret = f"{FILES}/job.secret" if told.job_secret is not None else None
+        keys = f"{FILES}/{FOR_NODES}" if self._keys is not None else None
+        settings = told.document() | {"job_secret": secret, "keys": keys}
+        return self._begin(place, told.name, told.role, {"settings": settings, "address": self._address})
 
     def _begin(self, place: Place, name: str, role: str, facts: Mapping[str, Any]) -> RemoteProcess:
         if name not in self._process_logs:

@@ -28,7 +28,6 @@ from zmqps.launch.processes import (
     Process,
     describe_exit,
     end,
-    node_environment,
     worker_command,
     worker_environment,
 )
@@ -38,6 +37,7 @@ from zmqps.logs.handler import VARIABLE as LOG_NODE
 from zmqps.nodes.inquiry import inquire
 from zmqps.nodes.journal import FILE, forget_journal
 from zmqps.nodes.page import read_page
+from zmqps.settings.node import NodeSettings
 
 #: How long the coordinator may take to say which workers were lost.
 STATUS_S = 3.0
@@ -309,5 +309,5 @@ class Supervisor:
         await self._nodes.stop()
         await self._children.close()
 
-    def _spawn_node(self, name: str, command: Sequence[str]) -> Process:
-        return self._children.start(name, command, node_environment(), is_node=True)
+    def _spawn_node(self, told: NodeSettings) -> Process:
+        return self._children.start_node(told)

@@ -30,8 +30,6 @@ from zmqps.launch.processes import (
     Piped,
     all_exited,
     end,
-    node_command,
-    node_environment,
     worker_command,
     worker_environment,
 )
@@ -156,7 +154,7 @@ class Task:
             self._shown = {"ZMQPS_KEYS": str(folder)}
         if config.roles.coordinator:
             name = self._name("coordinator")
-            await self._start_node("coordinator", name, config.cluster.coordinator(name)).announcement()
+            await self._children.start_node(config.cluster.for_coordinator(name)).announcement()
         for index in config.roles.servers:
             name = self._name(f"server-{index}")
             self._servers[name] = index
@@ -164,7 +162,7 @@ class Task:
 
         def ready(status: Mapping[str, Any]) -> bool:
             here: int = sum(member["role"] == "server" for member in status["members"])
-            return here >= config.cluster.options.servers
+            return here >= config.cluster.servers
 
         keys = self._node_keys = load_node_keys(config.cluster.keys)
         joined = inquire(config.address, timeout=config.timeout, until=ready, keys=keys)
@@ -183,13 +181,10 @@ class Task:
     def _worker_processes(self) -> list[Piped]:
         return [process for name, process in self._children.processes.items() if name in self._workers]
 
-    def _start_node(self, role: str, name: str, flags: Sequence[str]) -> Piped:
-        return self._children.start(name, node_command(role, *flags), node_environment(), is_node=True)
-
     def _start_server(self, name: str) -> Piped:
         config, index = self._config, self._servers[name]
-        flags = config.cluster.server(index, config.address, bind=f"tcp://{config.own}:0", name=name)
-        return self._start_node("server", name, flags)
+        told = config.cluster.for_server(index, config.address, bind=f"tcp://{config.own}:0", name=name)
+        return self._children.start_node(told)
 
     # --- training -------------------------------------------------------------------------------
 

@@ -23,10 +23,9 @@ import numpy as np
 from zmqps.core.job.spec import JobSpec, Parameter
 from zmqps.core.job.tables import NUM_BUCKETS, TableSpec
 from zmqps.errors import LimitError, ProtocolError
+from zmqps.settings.coordinator import CoordinatorSettings
 
-#: Measured from 1 to 8 MiB on one host: halving it costs a tenth more processor time per step, doubling it saves little
-#: and delays replies; far below the 32 MiB where malloc faults in every buffer again.
-SLICE_NBYTES = 4 << 20
+SLICE_NBYTES = CoordinatorSettings().slice_size
 #: A smaller parameter stays on one shard: its share of a balance of 1% is nil, and a tensor on one shard is one view
 #: less in every message.
 SPLIT_NBYTES = 64 << 10

@@ -53,7 +53,7 @@ def test_a_worker_takes_it_as_it_is_and_uploads_nothing() -> None:
     [
         ({"parameters": job("w").parameters}, "parameter"),
         ({"parameters": job(size=9).parameters}, "float32 (9,)"),
-        ({"optimizer": adam(0.1).to_wire()}, "restore_optimizer=False"),
+        ({"optimizer": adam(0.1).to_wire()}, "restore_values_only=True"),
         ({"optimizer": job(learning_rate=0.5).optimizer}, "optimizer"),
     ],
 )

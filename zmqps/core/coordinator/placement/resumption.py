@@ -52,7 +52,7 @@ class Resumption:
         offered = self.offered()
         if offered is None:
             return
-        advice = "start the cluster without --restore, or with --restore-name where only names differ"
+        advice = "start the cluster without --restore, or with --restore-names where only names differ"
         offered.check_same(replace(offered, parameters=job.parameters), self.owner, advice)
         if dict(offered.optimizer) != dict(job.optimizer):
             raise JobMismatchError(
@@ -60,7 +60,7 @@ class Resumption:
                 ours=shown(job.optimizer),
                 theirs=shown(offered.optimizer),
                 owner=self.owner,
-                advice="restore values only: --restore-values-only, restore_optimizer=False",
+                advice="restore values only: --restore-values-only, restore_values_only=True",
             )
 
     def source(self) -> dict[str, Any]:
