@@ -54,7 +54,13 @@ def train(
 
     def work(worker: zmqps.Worker, rank: int) -> None:
         with worker:
-            worker.init(problem.start(), optimizer=OPTIMIZER, mode="sync", deterministic=True, workers=WORKERS)
+            worker.init(
+                problem.start(),
+                optimizer=OPTIMIZER,
+                mode="sync",
+                steps=zmqps.Steps(deterministic=True),
+                workers=WORKERS,
+            )
             values = worker.pull()
             while values.version < STEPS:
                 if rank == 0:

@@ -75,8 +75,8 @@ ROOMS: dict[str, dict[str, str]] = {
     },
     "Processes: what runs a machine": {
         # checkpoint: a table is written into the same files as one of a checkpoint
-        "client": "errors checks keys checkpoint codecs optim rows logs core/protocol core/job core/node core/worker "
-        "net net/lane gpu trace metrics web",
+        "client": "errors checks keys checkpoint codecs optim rows logs core/protocol core/treatments core/job "
+        "core/node core/worker net net/lane gpu trace metrics web",
         "combine": "errors checks codecs client core/protocol core/job core/worker net net/lane",
         "nodes": "errors folder checks settings checkpoint codecs keys optim rows core/protocol core/treatments "
         "core/job core/node core/server core/coordinator net net/lane gpu trace metrics page web sinks",
@@ -89,13 +89,13 @@ ROOMS: dict[str, dict[str, str]] = {
         "initial": "rows",
         "stale": "core/treatments",
         "pipeline": "errors checks codecs core/protocol net",
-        "worker": "errors checks codecs optim core/protocol core/treatments core/job core/worker client combine",
+        "worker": "errors checks codecs optim core/protocol core/job core/worker client combine",
         "aio": "errors checks client codecs core/job core/worker worker",
         "local": "errors checks core/protocol worker",
         "workers": "errors checks launch worker",
         "ray": "errors extras checks settings core/protocol keys launch",
         "jax": "errors extras optim client worker",
-        "torch": "errors extras checks codecs optim rows core/treatments checkpoint client worker",
+        "torch": "errors extras checks optim rows checkpoint client worker",
         "keras": "errors extras checks optim client worker",
         "zmqps": "errors settings codecs optim core/worker client checkpoint keys launch data initial stale pipeline "
         "worker aio local workers",

@@ -30,7 +30,7 @@ ADAM = zmqps.optim.adam(0.05)
 MODES: dict[str, dict[str, Any]] = {
     "async": {"mode": "async"},
     "bounded": {"mode": "bounded", "staleness": 1},
-    "sync": {"mode": "sync", "deterministic": True},
+    "sync": {"mode": "sync", "steps": zmqps.Steps(deterministic=True)},
 }
 
 

@@ -146,7 +146,8 @@ def test_synchronous_training_that_went_back_equals_training_that_was_not_interr
 
         return team.all(steps)[0]
 
-    options: dict[str, Any] = {"optimizer": zmqps.optim.adam(0.05), "mode": "sync", "deterministic": True}
+    options: dict[str, Any] = {"optimizer": zmqps.optim.adam(0.05), "mode": "sync"}
+    options["steps"] = zmqps.Steps(deterministic=True)
     with cluster(tmp_path / "one") as nodes, Team(nodes.address, 2, ZEROS, **options) as team:
         expected = train(team, 12)
     with cluster(tmp_path / "two") as nodes, Team(nodes.address, 2, ZEROS, **options) as team:

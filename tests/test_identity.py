@@ -132,8 +132,8 @@ def test_who_does_not_know_the_job_secret_neither_joins_nor_ends_a_job(tmp_path:
         for secret in (None, wrong):
             for observer in (False, True):
                 with pytest.raises(IdentityError, match="--job-secret"):
-                    zmqps.connect(cluster.address, job_secret=secret, observer=observer)
-        with zmqps.connect(cluster.address, job_secret=right) as worker:
+                    zmqps.connect(cluster.address, security=zmqps.Security(job_secret=secret), observer=observer)
+        with zmqps.connect(cluster.address, security=zmqps.Security(job_secret=right)) as worker:
             worker.init({"w": np.zeros(4, np.float32)}, optimizer=zmqps.optim.sgd(1.0), mode="async")
             for path in (None, wrong):
                 with pytest.raises(IdentityError, match="--job-secret"):
@@ -187,14 +187,14 @@ def test_a_worker_with_a_job_secret_takes_no_coordinator_that_does_not_know_it(t
         InProcessCluster() as cluster,
         pytest.raises(IdentityError, match="does not show that it knows the job secret"),
     ):
-        zmqps.connect(cluster.address, job_secret=secret)
+        zmqps.connect(cluster.address, security=zmqps.Security(job_secret=secret))
 
 
 @pytest.mark.parametrize("text", ["", "too short"])
 def test_a_job_secret_that_can_be_guessed_is_none(tmp_path: Path, text: str) -> None:
     (tmp_path / "secret").write_text(text)
     with pytest.raises(zmqps.ConfigurationError, match="openssl rand"):
-        zmqps.connect("tcp://127.0.0.1:1", job_secret=tmp_path / "secret")
+        zmqps.connect("tcp://127.0.0.1:1", security=zmqps.Security(job_secret=tmp_path / "secret"))
     with pytest.raises(zmqps.ConfigurationError, match="cannot read"):
         zmqps.LocalCluster(job_secret=tmp_path / "nothing")
 

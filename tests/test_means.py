@@ -75,7 +75,15 @@ def team(request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Team]:
     tables = {"items": zmqps.table(2, optimizer=SGD, initial=zmqps.initial.zeros())}
     with (
         InProcessCluster(servers=2, workers=WORKERS) as cluster,
-        Team(cluster.address, WORKERS, START, optimizer=SGD, tables=tables, mode="sync", mean="workers") as team,
+        Team(
+            cluster.address,
+            WORKERS,
+            START,
+            optimizer=SGD,
+            tables=tables,
+            mode="sync",
+            steps=zmqps.Steps(mean="workers"),
+        ) as team,
     ):
         yield team
 
@@ -193,7 +201,7 @@ def test_the_norm_that_is_clipped_is_that_of_the_mean_over_all() -> None:
     start, sgd = {"a": np.zeros(1), "b": np.zeros(1)}, zmqps.optim.sgd(1.0, clip_norm=1.0)
     with (
         InProcessCluster(servers=2, workers=2) as cluster,
-        Team(cluster.address, 2, start, optimizer=sgd, mode="sync", mean="workers") as team,
+        Team(cluster.address, 2, start, optimizer=sgd, mode="sync", steps=zmqps.Steps(mean="workers")) as team,
     ):
         pulled = team.all(lambda w: (w.push({"a": [6.0]} if w.rank else {"b": [8.0]}, step=True), w.pull())[1])
         for values in pulled:  # the mean is (3, 4), of norm 5
@@ -219,8 +227,8 @@ def test_workers_of_a_job_agree_on_what_its_mean_is_over() -> None:
         zmqps.connect(cluster.address, timeout=PATIENCE) as one,
         zmqps.connect(cluster.address, timeout=PATIENCE) as other,
     ):
-        one.init(start, optimizer=SGD, mode="sync", mean="workers")
+        one.init(start, optimizer=SGD, mode="sync", steps=zmqps.Steps(mean="workers"))
         with pytest.raises(JobMismatchError, match=r"differ in mean: .* has 'workers'; this worker has 'pushed'"):
             other.init(start, optimizer=SGD, mode="sync")
         with pytest.raises(ConfigurationError, match='belongs to mode="sync"'):
-            other.init(start, optimizer=SGD, mode="async", mean="workers")
+            other.init(start, optimizer=SGD, mode="async", steps=zmqps.Steps(mean="workers"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import re
 from collections.abc import Callable, Iterator
@@ -14,6 +15,8 @@ import zmqps
 from tests.inprocess import InProcessCluster
 from tests.tables import for_each
 from zmqps import aio, optim
+from zmqps.client.sparse.tables import ELSEWHERE as of_table
+from zmqps.client.sparse.tables import Table
 from zmqps.errors import ConfigurationError, OptimizerError
 from zmqps.launch.cluster import ELSEWHERE as of_cluster
 from zmqps.worker import ELSEWHERE, _host_worker
@@ -25,6 +28,9 @@ PUBLIC: dict[str, Callable[..., Any]] = {
     "aio.connect": aio.connect,
     "LocalCluster": zmqps.LocalCluster,
     "Saving": zmqps.Saving,
+    "Security": zmqps.Security,
+    "Steps": zmqps.Steps,
+    "Gradients": zmqps.Gradients,
     "table": zmqps.table,
     "row_cache": zmqps.row_cache,
 }
@@ -86,13 +92,16 @@ def test_another_name_of_a_mode_is_answered_by_its_own(
 @for_each(
     "wrong, right",
     [
-        ("consistency", "mode"), ("sync", "mode"), ("stalenes", "staleness"), ("replicas_to_aggregate", "aggregate"),
+        ("consistency", "did you mean 'mode'"), ("sync", "did you mean 'mode'"),
+        ("stalenes", "did you mean 'staleness'"), ("replicas_to_aggregate", "pass steps=zmqps.Steps(aggregate=…)"),
+        ("on_straggler", "pass steps=zmqps.Steps(on_straggler=…)"),
+        ("treatmnt", "pass gradients=zmqps.Gradients(treatment=…)"),
     ],
 )  # fmt: skip
 def test_an_option_of_a_job_that_has_another_name_elsewhere_is_known(
     worker: zmqps.Worker, wrong: str, right: str
 ) -> None:
-    with pytest.raises(ConfigurationError, match=f"did you mean '{right}'"):
+    with pytest.raises(ConfigurationError, match=re.escape(right)):
         worker.init({"w": np.zeros(1)}, optimizer=optim.sgd(0.1), **{wrong: "sync"})
 
 
@@ -104,6 +113,15 @@ def test_an_option_of_a_job_that_has_another_name_elsewhere_is_known(
         (lambda worker: zmqps.Worker("tcp://127.0.0.1:1"), "a worker is made by zmqps.connect(address)"),
         (lambda worker: zmqps.connect(worker), "connect(cluster.address)"),
         (lambda worker: zmqps.run(print, num_workers=2), "run() has no option 'num_workers'; did you mean 'workers'?"),
+        (lambda worker: zmqps.run(print, args=(1,)), "arguments of train follow it: run(train, 100, workers=4)"),
+        (
+            lambda worker: zmqps.connect(token="a"),
+            "connect() has no option 'token'; pass security=zmqps.Security(token=",
+        ),
+        (lambda worker: zmqps.connect(security="a"), "security comes from zmqps.Security, as security=zmqps.Security("),
+        (lambda worker: begun(worker, steps=8), "steps comes from zmqps.Steps, as steps=zmqps.Steps(aggregate=…)"),
+        (lambda worker: begun(worker, push_codec="float16"), "did you mean 'fp16'?"),
+        (lambda worker: begun(worker, pull_codec="bfloat16"), "did you mean 'bf16'?"),
     ],
 )
 def test_a_call_as_others_have_it_is_answered_by_ours(
@@ -114,15 +132,47 @@ def test_a_call_as_others_have_it_is_answered_by_ours(
     assert said in str(caught.value)
 
 
+def begun(worker: zmqps.Worker, **options: Any) -> None:
+    worker.init({"w": np.zeros(1)}, optimizer=optim.sgd(0.1), **options)
+
+
+async def awaited(worker: zmqps.Worker) -> None:
+    async with worker:  # type: ignore[attr-defined]
+        pass
+
+
+def test_what_a_worker_or_a_table_is_not_used_for_is_answered_by_what_is(worker: zmqps.Worker) -> None:
+    table: Any = Table(worker, "items")
+    with pytest.raises(TypeError, match=r"table\.pull\(ids\)"):
+        table[[1, 2]]
+    with pytest.raises(TypeError, match=r"async with zmqps\.aio\.connect\(address\) as worker"):
+        asyncio.run(awaited(worker))
+
+
+def test_no_call_has_more_than_ten_options() -> None:
+    calls = {"connect": zmqps.connect, "aio.connect": aio.connect, "table": zmqps.table, "row_cache": zmqps.row_cache}
+    for owner in (zmqps.Worker, zmqps.Table, aio.AsyncWorker, aio.AsyncTable):
+        calls |= {f"{owner.__name__}.{n}": getattr(owner, n) for n in dir(owner) if not n.startswith("_")}
+    for name, call in calls.items():
+        parameters = inspect.signature(call).parameters.values() if callable(call) else ()
+        assert sum(p.kind is p.KEYWORD_ONLY for p in parameters) <= 10, name
+
+
 @pytest.mark.parametrize(
     ("owner", "elsewhere"),
-    [(zmqps.Worker, ELSEWHERE), (zmqps.LocalCluster, of_cluster), (zmqps, zmqps._ELSEWHERE)],
-    ids=["worker", "cluster", "zmqps"],
+    [
+        (zmqps.Worker, ELSEWHERE),
+        (zmqps.LocalCluster, of_cluster),
+        (zmqps.Table, of_table),
+        (zmqps, zmqps._ELSEWHERE),
+    ],
+    ids=["worker", "cluster", "table", "zmqps"],
 )
 def test_an_attribute_that_others_have_is_answered_by_ours(
     worker: zmqps.Worker, owner: Any, elsewhere: dict[str, str]
 ) -> None:
-    found = {zmqps.Worker: worker, zmqps.LocalCluster: zmqps.LocalCluster(2)}.get(owner, zmqps)
+    instances = {zmqps.Worker: worker, zmqps.LocalCluster: zmqps.LocalCluster(2), zmqps.Table: Table(worker, "items")}
+    found = instances.get(owner, zmqps)
     for name, ours in elsewhere.items():
         with pytest.raises(AttributeError, match=f"has no attribute '{name}'; use {re.escape(ours)}"):
             getattr(found, name)
@@ -154,7 +204,7 @@ def test_a_word_of_a_few_is_answered_by_the_nearest(worker: zmqps.Worker) -> Non
         zmqps.connect(cluster.address) as worker,
         pytest.raises(ConfigurationError) as caught,
     ):
-        worker.init({"w": np.zeros(1)}, optimizer=optim.sgd(0.1), nonfinite="alow")
+        worker.init({"w": np.zeros(1)}, optimizer=optim.sgd(0.1), gradients=zmqps.Gradients(nonfinite="alow"))
     assert "nonfinite must be one of reject, allow, not 'alow'; did you mean 'allow'?" in str(caught.value)
 
 

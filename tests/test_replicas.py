@@ -65,7 +65,7 @@ def test_servers_with_keys_keep_copies_too(tmp_path: Path) -> None:
     keys.create(tmp_path / "keys")
     with (
         InProcessCluster(tmp_path / "keys", servers=2, workers=1, replicas=1, slice_nbytes=1 << 16) as cluster,
-        zmqps.connect(cluster.address, keys=tmp_path / "keys") as worker,
+        zmqps.connect(cluster.address, security=zmqps.Security(keys=tmp_path / "keys")) as worker,
     ):
         worker.init(VALUES, optimizer=zmqps.optim.sgd(1.0), mode="async")
         worker.push_pull(ONES)

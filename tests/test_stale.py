@@ -14,9 +14,19 @@ ZERO, ONE = {"w": np.zeros(6, np.float32)}, {"w": np.ones(6, np.float32)}
 
 def test_a_gradient_that_is_too_stale_is_dropped_and_its_worker_sees_it() -> None:
     with InProcessCluster() as cluster, zmqps.connect(cluster.address) as worker:
-        worker.init(ZERO, optimizer=zmqps.optim.sgd(1.0), mode="async", treatment=zmqps.stale.drop(bound=1))
+        worker.init(
+            ZERO,
+            optimizer=zmqps.optim.sgd(1.0),
+            mode="async",
+            gradients=zmqps.Gradients(treatment=zmqps.stale.drop(bound=1)),
+        )
         with pytest.raises(JobMismatchError, match="treatment"):
-            worker.init(ZERO, optimizer=zmqps.optim.sgd(1.0), mode="async", treatment=zmqps.stale.drop(bound=2))
+            worker.init(
+                ZERO,
+                optimizer=zmqps.optim.sgd(1.0),
+                mode="async",
+                gradients=zmqps.Gradients(treatment=zmqps.stale.drop(bound=2)),
+            )
         worker.pull()
         for _ in range(4):  # without reading again: 0, 1, then 2 behind for ever
             worker.push(ONE)
@@ -31,7 +41,12 @@ def test_delays_are_compensated_by_servers_that_remember_what_each_worker_read()
     with InProcessCluster() as cluster:
         with zmqps.connect(cluster.address) as one, zmqps.connect(cluster.address) as other:
             for worker in (one, other):
-                worker.init(ZERO, optimizer=zmqps.optim.sgd(1.0), mode="async", treatment=zmqps.stale.compensate(0.5))
+                worker.init(
+                    ZERO,
+                    optimizer=zmqps.optim.sgd(1.0),
+                    mode="async",
+                    gradients=zmqps.Gradients(treatment=zmqps.stale.compensate(0.5)),
+                )
                 worker.pull()
             one.push(ONE)
             other.push(ONE)
@@ -41,9 +56,14 @@ def test_delays_are_compensated_by_servers_that_remember_what_each_worker_read()
 def test_a_treatment_that_is_none_is_refused_before_anything_is_sent() -> None:
     with InProcessCluster() as cluster, zmqps.connect(cluster.address) as worker:
         with pytest.raises(ConfigurationError, match=r"zmqps\.stale"):
-            worker.init(ZERO, optimizer=zmqps.optim.sgd(1.0), mode="async", treatment="drop")  # type: ignore[arg-type]
+            worker.init(ZERO, optimizer=zmqps.optim.sgd(1.0), mode="async", gradients=zmqps.Gradients(treatment="drop"))  # type: ignore[arg-type]
         with pytest.raises(ConfigurationError, match="synchronous"):
-            worker.init(ZERO, optimizer=zmqps.optim.sgd(1.0), mode="sync", treatment=zmqps.stale.divide())
+            worker.init(
+                ZERO,
+                optimizer=zmqps.optim.sgd(1.0),
+                mode="sync",
+                gradients=zmqps.Gradients(treatment=zmqps.stale.divide()),
+            )
         for make, value in ((zmqps.stale.drop, -1), (zmqps.stale.compensate, 0.0)):
             with pytest.raises(ConfigurationError):
                 make(value)

@@ -79,7 +79,9 @@ def together(servers: int, optimizer: zmqps.optim.OptimizerSpec) -> list[Arrays]
 
     with (
         InProcessCluster(servers=servers, workers=WORKERS, slice_nbytes=4096) as cluster,
-        Team(cluster.address, WORKERS, START, optimizer=optimizer, mode="sync", deterministic=True) as team,
+        Team(
+            cluster.address, WORKERS, START, optimizer=optimizer, mode="sync", steps=zmqps.Steps(deterministic=True)
+        ) as team,
     ):
         return team.all(train)
 
@@ -121,8 +123,7 @@ def trio() -> Iterator[Team]:
             params,
             optimizer=zmqps.optim.sgd(1.0),
             mode="sync",
-            retain=RETAIN,
-            deterministic=True,
+            steps=zmqps.Steps(retain=RETAIN, deterministic=True),
         ) as team,
     ):
         yield team
@@ -249,7 +250,7 @@ def test_a_thousand_that_wait_for_the_others_are_all_done_when_those_have_come()
 
 
 def test_backup_workers_are_dropped_and_told() -> None:
-    options = {"optimizer": zmqps.optim.sgd(1.0), "mode": "sync", "aggregate": 2}
+    options = {"optimizer": zmqps.optim.sgd(1.0), "mode": "sync", "steps": zmqps.Steps(aggregate=2)}
     with (
         InProcessCluster(servers=2, workers=3) as cluster,
         Team(cluster.address, 3, {"w": np.zeros(4, np.float32)}, **options) as team,
@@ -265,7 +266,7 @@ def test_backup_workers_are_dropped_and_told() -> None:
 
 
 def test_workers_bring_several_batches_to_a_step_of_more_gradients_than_workers() -> None:
-    options = {"optimizer": zmqps.optim.sgd(1.0), "mode": "sync", "aggregate": 5}
+    options = {"optimizer": zmqps.optim.sgd(1.0), "mode": "sync", "steps": zmqps.Steps(aggregate=5)}
     with (
         InProcessCluster(servers=2, workers=2) as cluster,
         Team(cluster.address, 2, {"w": np.zeros(4, np.float32)}, **options) as team,

@@ -87,7 +87,10 @@ def refused_soon(caplog: pytest.LogCaptureFixture, here: str, there: str) -> Ite
 def test_a_worker_with_a_token_trains_and_one_without_is_refused(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with cluster(folder) as made, zmqps.connect(token=keys.token(folder, address=made.address)) as worker:
+    with (
+        cluster(folder) as made,
+        zmqps.connect(security=zmqps.Security(token=keys.token(folder, address=made.address))) as worker,
+    ):
         start(worker)
         worker.push({"secret_layer": np.ones(4, np.float32)})
         assert worker.pull()["secret_layer"].tolist() == [-1.0] * 4
@@ -108,15 +111,15 @@ def test_a_stranger_with_keys_of_its_own_is_refused(
     keys.create(own)
     with cluster(folder) as made:
         with refused_soon(caplog, "not the one in this process's keys", "it looks for a node with another key"):
-            zmqps.connect(made.address, keys=own)
+            zmqps.connect(made.address, security=zmqps.Security(keys=own))
         (own / "cluster.pub").write_text((folder / "cluster.pub").read_text())
         with refused_soon(caplog, "its key is unknown, expired or revoked", "its key is not of this cluster"):
-            zmqps.connect(made.address, keys=own)
+            zmqps.connect(made.address, security=zmqps.Security(keys=own))
 
 
 def test_keys_at_a_cluster_that_has_none_are_refused(folder: Path) -> None:
     with cluster(None) as made, pytest.raises(KeyRefusedError, match="was started without keys"):
-        zmqps.connect(made.address, keys=folder)
+        zmqps.connect(made.address, security=zmqps.Security(keys=folder))
 
 
 def test_revoking_a_key_ends_its_connection_within_a_second_and_its_token_opens_nothing(
@@ -124,7 +127,10 @@ def test_revoking_a_key_ends_its_connection_within_a_second_and_its_token_opens_
 ) -> None:
     with cluster(folder) as made:
         mallory = keys.token(folder, address=made.address, name="mallory")
-        with zmqps.connect(token=mallory) as worker, zmqps.connect(made.address, keys=folder) as other:
+        with (
+            zmqps.connect(security=zmqps.Security(token=mallory)) as worker,
+            zmqps.connect(made.address, security=zmqps.Security(keys=folder)) as other,
+        ):
             start(worker)
             start(other)
             keys.revoke(folder, ["mallory"])
@@ -138,7 +144,7 @@ def test_revoking_a_key_ends_its_connection_within_a_second_and_its_token_opens_
             with pytest.raises(KeyRefusedError):
                 worker.push({"secret_layer": np.ones(4, np.float32)})
             with refused_soon(caplog, "unknown, expired or revoked", "refused a connection"):
-                zmqps.connect(token=mallory)
+                zmqps.connect(security=zmqps.Security(token=mallory))
             assert other.pull()["secret_layer"].tolist() == before
 
 
@@ -147,25 +153,25 @@ def test_a_token_that_has_expired_opens_nothing_and_its_connection_ends(
 ) -> None:
     with cluster(folder) as made:
         token = keys.token(folder, address=made.address, name="guest", lasts=1.5)
-        with zmqps.connect(token=token) as worker:
+        with zmqps.connect(security=zmqps.Security(token=token)) as worker:
             start(worker)
             with refused_soon(caplog, "refuses this worker", "lost worker 0"):
                 while True:
                     worker.pull()
         caplog.clear()
         with refused_soon(caplog, "unknown, expired or revoked", "the worker's key 'guest' has expired at"):
-            zmqps.connect(token=token)
+            zmqps.connect(security=zmqps.Security(token=token))
 
 
 def test_a_key_allows_its_role_and_no_other(folder: Path) -> None:
-    with cluster(folder) as made, zmqps.connect(made.address, keys=folder) as worker:
+    with cluster(folder) as made, zmqps.connect(made.address, security=zmqps.Security(keys=folder)) as worker:
         start(worker)
         looks = keys.token(folder, "observer", made.address)
         with pytest.raises(
             ConfigurationError, match="the token is for observer, whose key does not allow to be a worker"
         ):
-            zmqps.connect(token=looks)
-        with zmqps.connect(token=looks, observer=True) as observer:
+            zmqps.connect(security=zmqps.Security(token=looks))
+        with zmqps.connect(security=zmqps.Security(token=looks), observer=True) as observer:
             assert observer.pull()["secret_layer"].tolist() == [0.0] * 4
             with pytest.raises(zmqps.errors.PSError):
                 observer.push({"secret_layer": np.ones(4, np.float32)})
@@ -209,7 +215,7 @@ def test_a_worker_s_key_does_not_make_a_server(folder: Path, tmp_path: Path, cap
 def test_who_has_the_name_of_another_connection_and_a_key_of_its_own_is_not_heard(
     folder: Path, at: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with cluster(folder) as made, zmqps.connect(made.address, keys=folder) as worker:
+    with cluster(folder) as made, zmqps.connect(made.address, security=zmqps.Security(keys=folder)) as worker:
         start(worker)
         node = made.transport(at)
         assert node.counters["keys_refused"] == 0
@@ -254,7 +260,7 @@ def test_beyond_loopback_a_node_needs_keys_or_to_be_told_that_it_needs_none(fold
 
 
 def test_processes_take_rotated_keys_by_themselves(folder: Path) -> None:
-    with cluster(folder) as made, zmqps.connect(made.address, keys=folder) as worker:
+    with cluster(folder) as made, zmqps.connect(made.address, security=zmqps.Security(keys=folder)) as worker:
         start(worker)
         old = keys.Keys.load(folder)
         keys.rotate(folder, grace=0.0)  # what is open ends at once, and comes back with the new keys
@@ -337,7 +343,7 @@ def test_with_keys_what_goes_over_the_wire_holds_neither_values_nor_names(
         server = made.status()["members"][0]["endpoint"].split()[0]
         with closing(Recorder(server)) as data:
             monkeypatch.setattr("zmqps.net.lane.shm.choose", lambda advertised, transport: _Route(data.endpoint, False))
-            _train_through(coordinator, value, **({"keys": folder} if keyed else {}))
+            _train_through(coordinator, value, **({"security": zmqps.Security(keys=folder)} if keyed else {}))
             wire = bytes(coordinator.seen + data.seen)
     assert len(data.seen) > 3 * value.nbytes, "initial values, gradients and values went this way"
     assert [secret for secret in secrets if secret in wire] == ([] if keyed else secrets)
@@ -347,7 +353,7 @@ def test_what_was_recorded_of_a_token_s_connection_opens_nothing_when_it_is_said
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with cluster(folder) as made, closing(Recorder(made.address)) as recorder:
-        with zmqps.connect(recorder.endpoint, token=keys.token(folder)) as worker:
+        with zmqps.connect(recorder.endpoint, security=zmqps.Security(token=keys.token(folder))) as worker:
             start(worker)
         begun = time.monotonic()
         host, _, port = made.address.removeprefix("tcp://").rpartition(":")

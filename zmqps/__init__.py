@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from zmqps import aio, checkpoint, codecs, data, errors, initial, keys, local, optim, pipeline, stale
     from zmqps.checkpoint.load import load
+    from zmqps.client.groups import Gradients, Security, Steps
     from zmqps.client.requests import Params
     from zmqps.client.sparse.cache_options import CacheOptions, CacheStatistics, row_cache
     from zmqps.client.sparse.feed import Changes, Feed
@@ -29,12 +30,15 @@ __all__ = [
     "CacheStatistics",
     "Changes",
     "Feed",
+    "Gradients",
     "LocalCluster",
     "PSError",
     "Params",
     "Rollback",
     "Saving",
+    "Security",
     "Statistics",
+    "Steps",
     "Table",
     "TableOptions",
     "TableStatistics",
@@ -65,12 +69,15 @@ _HOMES = {
     "CacheStatistics": "zmqps.client.sparse.cache_options",
     "Changes": "zmqps.client.sparse.feed",
     "Feed": "zmqps.client.sparse.feed",
+    "Gradients": "zmqps.client.groups",
     "LocalCluster": "zmqps.launch.cluster",
     "PSError": "zmqps.errors",
     "Params": "zmqps.client.requests",
     "Rollback": "zmqps.core.worker.layout.rollbacks",
     "Saving": "zmqps.settings.saving",
+    "Security": "zmqps.client.groups",
     "Statistics": "zmqps.core.worker.statistics",
+    "Steps": "zmqps.client.groups",
     "Table": "zmqps.client.sparse.tables",
     "TableOptions": "zmqps.client.sparse.tables",
     "TableStatistics": "zmqps.client.sparse.whole",

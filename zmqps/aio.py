@@ -18,7 +18,6 @@ once, and its result is dropped; its arrays stay in use until it is done, at its
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial, wraps
@@ -26,6 +25,7 @@ from types import TracebackType
 from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, Self, TypeVar
 
 from zmqps import checks
+from zmqps.client.groups import Security
 from zmqps.client.requests import Params
 from zmqps.client.sparse.cache_options import CacheOptions, CacheStatistics
 from zmqps.client.sparse.tables import Table
@@ -334,16 +334,14 @@ def connect(
     address: str | None = None,
     *,
     job: str | None = None,
-    timeout: float = 10.0,
     name: str | None = None,
     observer: bool = False,
     transport: str | None = None,
-    job_secret: str | os.PathLike[str] | None = None,
-    keys: str | os.PathLike[str] | None = None,
-    token: str | None = None,
+    security: Security | None = None,
     io_threads: int = 1,
     combine: str | None = None,
     metrics: str | None = None,
+    timeout: float = 10.0,
 ) -> _Connecting:
     """Join a cluster as a worker: ``await connect(…)`` or ``async with connect(…) as worker``.
 
@@ -354,16 +352,14 @@ def connect(
         _connect(
             address,
             job=job,
-            timeout=timeout,
             name=name,
             observer=observer,
             transport=transport,
-            job_secret=job_secret,
-            keys=keys,
-            token=token,
+            security=security,
             io_threads=io_threads,
             combine=combine,
             metrics=metrics,
+            timeout=timeout,
         )
     )
 

@@ -61,6 +61,23 @@ ALIASES = {
     "dimension": "dim",
     "embedding_dim": "dim",
     "output_dim": "dim",
+    "stragglers": "on_straggler",
+    "num_aggregate": "aggregate",
+    "secure": "security",
+    "float16": "fp16",
+    "half": "fp16",
+    "bfloat16": "bf16",
+    "float32": "raw",
+    "none": "raw",
+}
+#: What is an option of a group -> how that is passed, wherever there is an option for the group.
+GROUPED = {
+    **dict.fromkeys(("aggregate", "on_straggler", "mean", "retain", "deterministic"), "steps=zmqps.Steps"),
+    **dict.fromkeys(("nonfinite", "treatment"), "gradients=zmqps.Gradients"),
+    **dict.fromkeys(("keys", "token", "job_secret"), "security=zmqps.Security"),
+    **dict.fromkeys(
+        ("every", "at_end", "full_every", "keep", "via", "restore_values_only", "restore_names"), "saving=zmqps.Saving"
+    ),
 }
 
 
@@ -116,12 +133,16 @@ def no_option(wrong: str, known: Iterable[str]) -> str:
 
 
 def meant(wrong: str, known: Iterable[str]) -> str:
-    """Ask whether one of those that there are is meant; empty: none is near."""
+    """Ask whether one of those that there are is meant, or one of a group of them; empty: none is near."""
     known = list(known)
     if len(wrong) > LONGEST_MEANT:
         return ""
-    alias = ALIASES.get(wrong.lower())
-    near = [alias] if alias in known else get_close_matches(wrong.lower(), known, n=1, cutoff=0.6)
+    grouped = {name: group for name, group in GROUPED.items() if group.partition("=")[0] in known and name not in known}
+    alias = ALIASES.get(wrong.lower(), wrong.lower())
+    there = [*known, *grouped]
+    near = [alias] if alias in there else get_close_matches(wrong.lower(), there, n=1, cutoff=0.6)
+    if near and near[0] in grouped:
+        return f"pass {grouped[near[0]]}({near[0]}=…)"
     return f"did you mean {near[0]!r}?" if near else ""
 
 

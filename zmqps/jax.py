@@ -21,6 +21,7 @@ except ModuleNotFoundError as error:
     raise lacks_extra("jax", error) from error
 
 from zmqps.client.claims import claimed
+from zmqps.client.groups import over_workers
 from zmqps.client.pytrees import register
 from zmqps.errors import ConfigurationError, ShapeError
 from zmqps.optim import OptimizerSpec
@@ -88,7 +89,7 @@ def init(worker: Worker, params: Any, *, optimizer: OptimizerSpec, **options: An
         From `zmqps.optim`.
     **options
         As for `zmqps.Worker.init`: ``mode="async"``, for instance. In the synchronous mode, the default, the mean is
-        over all workers (``mean="workers"``) unless you pass another.
+        over all workers unless you pass ``steps=zmqps.Steps(mean="pushed")``.
 
     Returns
     -------
@@ -100,9 +101,7 @@ def init(worker: Worker, params: Any, *, optimizer: OptimizerSpec, **options: An
     PSError
         As `zmqps.Worker.init`.
     """
-    if options.get("mode", "sync") == "sync":
-        options = {"mean": "workers", **options}
-    worker.init(_arrays(params), optimizer=optimizer, **options)
+    worker.init(_arrays(params), optimizer=optimizer, **over_workers(options))
     return pull(worker, params, timeout=options.get("timeout"))
 
 

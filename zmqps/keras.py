@@ -22,6 +22,7 @@ except ModuleNotFoundError as error:
 
 from zmqps import checks, optim
 from zmqps.client.claims import claimed
+from zmqps.client.groups import over_workers
 from zmqps.errors import ConfigurationError, OptimizerError, ShapeError
 from zmqps.optim import OptimizerSpec
 from zmqps.worker import Worker
@@ -170,7 +171,8 @@ class Optimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
     ``model.fit`` starts the job or joins it, and begins with its values. After each batch it pushes the gradients,
     waits as the mode demands, and goes on with the values after them. A learning rate that changes, by a schedule or a
     callback such as ``ReduceLROnPlateau``, is sent before the next push; only the chief's takes effect. In the
-    synchronous mode, the default, the mean of a step is over all workers (``mean="workers"``) unless you pass another.
+    synchronous mode, the default, the mean of a step is over all workers unless you pass
+    ``steps=zmqps.Steps(mean="pushed")``.
 
     Parameters
     ----------
@@ -308,7 +310,7 @@ class Link:
             self.worker.init(
                 {name: keras.ops.convert_to_numpy(variable) for name, variable in trained.items()},
                 optimizer=self._with_groups(trained),
-                **({"mean": "workers"} if self.steps else {}) | self.options,  # as one process
+                **over_workers(self.options),
             )
             values = self.worker.pull(list(trained), timeout=self.options.get("timeout"))
             _fill(trained, values)

@@ -1,4 +1,4 @@
-"""What servers do about stale gradients, for ``worker.init(..., treatment=…)``.
+"""What servers do about stale gradients, for ``zmqps.Gradients(treatment=…)``.
 
 Only where gradients can be stale: with ``mode="async"`` or ``mode="bounded"``.
 

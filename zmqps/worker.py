@@ -13,6 +13,7 @@ import numpy as np
 
 from zmqps import checks
 from zmqps.client.draining import drain_on as drain_on
+from zmqps.client.groups import Gradients, Security, Steps, group_of
 from zmqps.client.naming import check_groups
 from zmqps.client.pusher import Pusher
 from zmqps.client.sparse.tables import TableOptions, specs_of
@@ -22,7 +23,6 @@ from zmqps.codecs import Codec
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.encoding import check_codec
 from zmqps.core.protocol.exits import DRAINED as DRAINED
-from zmqps.core.treatments import Treatment
 from zmqps.core.worker.operations import SavedCheckpoint, SaveJob, StartJob
 from zmqps.errors import ClosedError, ConfigurationError
 from zmqps.optim import OptimizerSpec, sgd
@@ -85,6 +85,12 @@ class Worker(Pusher):
         def __getattr__(self, name: str) -> NoReturn:
             raise AttributeError(checks.no_attribute("a worker", name, ELSEWHERE), name=name, obj=self)
 
+        async def __aenter__(self) -> NoReturn:
+            self.close()
+            raise TypeError("a worker that is awaited is connected so: async with zmqps.aio.connect(address) as worker")
+
+        async def __aexit__(self, *_: object) -> None: ...
+
     # --- the job ------------------------------------------------------------------------------
 
     def init(
@@ -96,14 +102,9 @@ class Worker(Pusher):
         buffers: Mapping[str, Any] | None = None,
         mode: str = "sync",
         staleness: int | None = None,
-        nonfinite: str = "reject",
-        aggregate: int | None = None,
-        on_straggler: str = "wait",
-        mean: str = "pushed",
-        retain: int = 0,
-        treatment: Treatment | None = None,
-        deterministic: bool = False,
         workers: int | None = None,
+        steps: Steps | None = None,
+        gradients: Gradients | None = None,
         push_codec: str | Codec = "raw",
         pull_codec: str | Codec = "raw",
         timeout: float | None = None,
@@ -137,32 +138,14 @@ class Worker(Pusher):
             or `skip`) ends this worker's step, and its next transfer waits as the mode requires.
         staleness : int, optional
             Bounded, and required there: by how many steps a read may lag, 1 or more.
-        nonfinite : {"reject", "allow"}
-            Whether a push with NaN or infinity in it is refused.
-        aggregate : int, optional
-            Synchronous: how many gradients make a step. If fewer than the workers, the first complete
-            ones count; later ones are dropped and counted (backup workers). If more, workers push several
-            batches in a step. By default one of every live worker.
-        on_straggler : {"wait", "continue", "fail"}
-            Synchronous: what to do when a step takes longer than earlier steps suggest: wait on, go on without the
-            late workers, or let the waiting ones fail with `DeadlineError`.
-        mean : {"pushed", "workers"}
-            Synchronous: what each element's sum of gradients is divided by. ``pushed``: the examples of the workers
-            that pushed it, so workers may hold different layers. ``workers``: the examples of all workers of the step
-            except those that skip it, as in PyTorch's DDP, Horovod or one process with the whole batch; a worker that
-            pushed nothing for an element counts as zeros. Elements that no worker pushed are not updated.
-        retain : int
-            Synchronous: how many versions before the current one ``pull(exact=…)`` can still read.
-        treatment : Treatment, optional
-            Not synchronous: how servers treat stale gradients, from `zmqps.stale`.
-        deterministic : bool
-            Synchronous: refuse what would make the result depend on the order of arrival, which is
-            ``aggregate``, ``on_straggler="continue"``, `ranges`, and a cluster that does
-            not know how many workers to expect. Contributions are always added in the order of ranks, so
-            a run without these gives the same bits each time, as long as no worker joins or leaves.
         workers : int, optional
             How many workers the job expects: its first synchronous step, its barriers and its end wait for as
             many. By default what the cluster was started with (``--workers``), else any number.
+        steps : Steps, optional
+            Synchronous: how many gradients make a step, what it does about stragglers, what the mean is over, which
+            versions stay readable, and whether it is deterministic.
+        gradients : Gradients, optional
+            Whether NaN and infinity are refused, and how servers treat stale gradients.
         push_codec, pull_codec : Codec or str
             The default codecs of gradients and values: ``raw``, or one of
             `zmqps.codecs`, such as ``"bf16"`` or ``codecs.topk(0.01)``; small arrays go raw. Codecs
@@ -188,14 +171,9 @@ class Worker(Pusher):
             buffers=buffers,
             mode=mode,
             staleness=staleness,
-            nonfinite=nonfinite,
-            aggregate=aggregate,
-            on_straggler=on_straggler,
-            mean=mean,
-            retain=retain,
-            treatment=treatment,
-            deterministic=deterministic,
             workers=workers,
+            steps=steps,
+            gradients=gradients,
             push_codec=push_codec,
             pull_codec=pull_codec,
             timeout=timeout,
@@ -210,14 +188,9 @@ class Worker(Pusher):
         buffers: Mapping[str, Any] | None = None,
         mode: str = "sync",
         staleness: int | None = None,
-        nonfinite: str = "reject",
-        aggregate: int | None = None,
-        on_straggler: str = "wait",
-        mean: str = "pushed",
-        retain: int = 0,
-        treatment: Treatment | None = None,
-        deterministic: bool = False,
         workers: int | None = None,
+        steps: Steps | None = None,
+        gradients: Gradients | None = None,
         push_codec: str | Codec = "raw",
         pull_codec: str | Codec = "raw",
         timeout: float | None = None,
@@ -228,11 +201,9 @@ class Worker(Pusher):
             optimizer = sgd(1.0)  # of nothing
         if not isinstance(optimizer, OptimizerSpec):
             raise ConfigurationError(f"optimizer comes from zmqps.optim, as adam(1e-3); got {checks.shown(optimizer)}")
-        if not isinstance(treatment, Treatment | None):
-            raise ConfigurationError(
-                f"treatment comes from zmqps.stale, as drop(bound=8); got {checks.shown(treatment)}"
-            )
-        checks.flag("deterministic", deterministic)
+        steps, gradients = group_of("steps", steps, Steps), group_of("gradients", gradients, Gradients)
+        gradients.check()
+        checks.flag("deterministic", steps.deterministic)
         parameters, values = describe(params, self._handover)
         check_groups(optimizer, [parameter.name for parameter in parameters])
         set_only, initial = describe({} if buffers is None else buffers, self._handover, buffers=True)
@@ -242,18 +213,18 @@ class Worker(Pusher):
             optimizer=optimizer.to_wire(),
             mode=mode,
             staleness=staleness,
-            nonfinite=nonfinite,
-            aggregate=aggregate,
-            on_straggler=on_straggler,
-            mean=mean,
-            retain=retain,
+            nonfinite=gradients.nonfinite,
+            aggregate=steps.aggregate,
+            on_straggler=steps.on_straggler,
+            mean="pushed" if steps.mean is None else steps.mean,
+            retain=steps.retain,
             push_codec=check_codec(push_codec, pulls=False),
             pull_codec=check_codec(pull_codec, pulls=True),
-            treatment=None if treatment is None else treatment.to_wire(),
-            deterministic=deterministic,
+            treatment=None if gradients.treatment is None else gradients.treatment.to_wire(),
+            deterministic=steps.deterministic,
             workers=workers,
         )
-        if nonfinite == "reject":
+        if job.nonfinite == "reject":
             for parameter, value in zip(parameters, values, strict=True):
                 if not np.isfinite(value).all():
                     raise ConfigurationError(f"the initial value of {parameter.name!r} contains NaN or infinity")
@@ -409,16 +380,14 @@ def connect(
     address: str | None = None,
     *,
     job: str | None = None,
-    timeout: float = 10.0,
     name: str | None = None,
     observer: bool = False,
     transport: str | None = None,
-    job_secret: str | os.PathLike[str] | None = None,
-    keys: str | os.PathLike[str] | None = None,
-    token: str | None = None,
+    security: Security | None = None,
     io_threads: int = 1,
     combine: str | None = None,
     metrics: str | None = None,
+    timeout: float = 10.0,
 ) -> Worker:
     """Join a cluster as a worker of one of its jobs.
 
@@ -432,9 +401,6 @@ def connect(
         The name of the job: workers that name the same one train one model together, and know nothing of
         other jobs. By default what ``ZMQPS_JOB`` says, or ``default``. A job begins with its first worker's
         `Worker.init` and ends when its workers have finished; then its name can be used again.
-    timeout : float
-        Seconds to wait for the coordinator. Later calls that are given none wait as long, but at least 60 s and twice
-        the cluster's heartbeat timeout: a node lost meanwhile is named before.
     name : str, optional
         This worker's name in logs and errors. A process has one worker of a name: if it connects again under it, the
         one before is closed. By default made of host and pid, or of its number where its supervisor
@@ -445,12 +411,9 @@ def connect(
         How arrays travel to and from the servers; by default what ``ZMQPS_TRANSPORT`` says, or
         ``auto``: through shared memory where a server is on this host and can share it, over TCP
         otherwise. With ``ipc`` and ``shm`` the first operation fails where that is impossible.
-    job_secret : path, optional
-        The file with the secret of a cluster that was started with one; by default what ``ZMQPS_JOB_SECRET`` names.
-    keys : path, optional
-        The directory with this worker's key, where the cluster has keys; by default what ``ZMQPS_KEYS`` names.
-    token : str, optional
-        The same in one string, as ``zmqps keys token`` prints it; by default ``ZMQPS_TOKEN``.
+    security : Security, optional
+        The key or token of this worker, or the job secret, if the cluster asks for them; by default as the environment
+        says: ``ZMQPS_KEYS``, ``ZMQPS_TOKEN``, ``ZMQPS_JOB_SECRET``.
     io_threads : int
         How many threads read and write sockets, and encrypt what goes through them; more than one pays with keys
         and several servers.
@@ -461,6 +424,9 @@ def connect(
         Answer Prometheus there: ``HOST:PORT``, or a port of this host alone; 0 takes a free one, which the log tells.
         By default what ``ZMQPS_METRICS`` says, or nowhere: the coordinator has all workers' figures, too. Beyond this
         host scrapers have to show what is in the file that ``ZMQPS_METRICS_TOKEN`` names (``docs/watching.md``).
+    timeout : float
+        Seconds to wait for the coordinator. Later calls that are given none wait as long, but at least 60 s and twice
+        the cluster's heartbeat timeout: a node lost meanwhile is named before.
 
     Returns
     -------
@@ -472,8 +438,8 @@ def connect(
     DeadlineError
         The coordinator did not answer.
     ConfigurationError
-        ``address`` is not an endpoint, ``job`` is not a name, there is no such transport, ``job_secret`` is no
-        file with a secret, or the keys or the token cannot be read.
+        ``address`` is not an endpoint, ``job`` is not a name, there is no such transport, the job secret is no
+        file with one, or the keys or the token cannot be read.
     KeyRefusedError
         The cluster refuses this key, or requires one; or it has none.
     IdentityError
@@ -486,7 +452,8 @@ def connect(
         )
     job = os.environ.get(JOB_VARIABLE) or DEFAULT_JOB if job is None else job
     transport = os.environ.get(TRANSPORT_VARIABLE) or "auto" if transport is None else transport
-    secret = os.environ.get(JOB_SECRET_VARIABLE) or None if job_secret is None else job_secret
+    shown = group_of("security", security, Security)
+    secret = os.environ.get(JOB_SECRET_VARIABLE) or None if shown.job_secret is None else shown.job_secret
     if combine is None:  # the environment's value is meant for training workers
         combine = (os.environ.get(COMBINE_VARIABLE) or "none") if observer is False else "none"
     kind = Worker if checks.one_of("combine", combine, COMBINES) == "none" else _host_worker()
@@ -498,8 +465,8 @@ def connect(
         observer=observer,
         transport=transport,
         job_secret=secret,
-        keys=keys,
-        token=token,
+        keys=shown.keys,
+        token=shown.token,
         io_threads=io_threads,
         metrics=os.environ.get(METRICS_VARIABLE, "") if metrics is None else metrics,
     )

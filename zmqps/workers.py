@@ -93,6 +93,8 @@ def run(
     checks.whole("workers", workers, 1, 65535)
     seconds = float("inf") if timeout is None else checks.seconds("timeout", timeout)
     ends_at = time.monotonic() + seconds
+    if "args" in options:
+        raise ConfigurationError("run() has no option 'args'; arguments of train follow it: run(train, 100, workers=4)")
     known = ("train", *inspect.signature(LocalCluster).parameters)
     if wrong := [name for name in options if name not in known]:
         raise ConfigurationError(f"run() {checks.no_option(wrong[0], known)}")

@@ -49,7 +49,7 @@ def train(number, num_workers, address, token):
     import digits
 
     x, x_test, y, y_test = digits.load_data()
-    with zmqps.connect(address, token=token, name=f"worker-{number}", timeout=60) as worker:
+    with zmqps.connect(address, security=zmqps.Security(token=token), name=f"worker-{number}", timeout=60) as worker:
         worker.init(digits.initial_params(), optimizer=zmqps.optim.adam(2e-3), mode="async", workers=num_workers)
         for turn in range(30):
             order = np.random.default_rng(turn).permutation(len(y))

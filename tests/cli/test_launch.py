@@ -242,7 +242,7 @@ def test_a_key_that_is_made_or_revoked_meanwhile_is_so_on_every_host_with_a_node
     token = keys.token(folder, "observer", address, name="alice")
     for index in (0, 1):
         launch.wait_for(rf'worker-{index}@\S+ .* found name = "alice"')
-    with zmqps.connect(token=token, observer=True, timeout=PATIENCE) as observer:
+    with zmqps.connect(security=zmqps.Security(token=token), observer=True, timeout=PATIENCE) as observer:
         assert observer.status()["servers"] == 2
         assert run(["keys", "revoke", "alice", "--keys", str(folder)]) == exits.OK
         for index in (0, 1):

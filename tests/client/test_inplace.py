@@ -151,8 +151,10 @@ def test_of_pushes_that_fail_a_few_give_up_their_memory(cluster: Cluster, staged
     assert staged == [True] * (inplace.MOST_PARTED + 1) + [False]
 
 
-@pytest.mark.parametrize("options", one_in(2, [{}, {"aggregate": 2}]), ids=["parts of a step", "more than workers"])
-def test_what_a_lost_leader_had_of_a_step_is_brought_as_it_was_pushed(options: dict[str, int]) -> None:
+@pytest.mark.parametrize(
+    "options", one_in(2, [{}, {"steps": zmqps.Steps(aggregate=2)}]), ids=["parts of a step", "more than workers"]
+)
+def test_what_a_lost_leader_had_of_a_step_is_brought_as_it_was_pushed(options: dict[str, Any]) -> None:
     size = 1 << 18
     with (
         zmqps.LocalCluster(2, replicas=1, heartbeat_timeout=stretch(2.0)) as local,

@@ -119,7 +119,7 @@ def test_closing_the_worker_ends_the_wait(worker: zmqps.Worker) -> None:
 def test_a_version_that_is_gone_is_an_error_and_no_mixture() -> None:
     ones = {name: np.ones(size, np.float32) for name, size in SIZES.items()}
     with running(2, SLICE_NBYTES) as cluster, zmqps.connect(cluster.address) as worker:
-        worker.init(VALUES, optimizer=zmqps.optim.sgd(1.0), mode="sync", retain=1)
+        worker.init(VALUES, optimizer=zmqps.optim.sgd(1.0), mode="sync", steps=zmqps.Steps(retain=1))
         worker.push(ones)
         worker.push(ones)
         for name, value in worker.pull_each():

@@ -96,7 +96,7 @@ def test_a_body_that_ends_no_step_is_told_so(address: str) -> None:
 
 def test_a_step_of_several_gradients_takes_several_turns(address: str) -> None:
     with zmqps.connect(address) as worker:
-        worker.init(PARAMS, optimizer=SGD, aggregate=3)
+        worker.init(PARAMS, optimizer=SGD, steps=zmqps.Steps(aggregate=3))
         assert train(worker, 2) == [0, 0, 0, 1, 1, 1]
 
 

@@ -184,7 +184,7 @@ def test_what_counts_gradients_of_single_workers_is_refused() -> None:
         InProcessCluster(servers=1) as cluster,
         zmqps.connect(cluster.address, combine="host", timeout=allow(20)) as worker,
     ):
-        for options in ({"aggregate": 2}, {"deterministic": True, "workers": 1}):
+        for options in ({"steps": zmqps.Steps(aggregate=2)}, {"steps": zmqps.Steps(deterministic=True), "workers": 1}):
             with pytest.raises(ConfigurationError, match="combine='host'"):
                 worker.init(start, optimizer=zmqps.optim.sgd(1.0), mode="sync", **options)
         with pytest.raises(ConfigurationError, match="observer"):

@@ -145,7 +145,7 @@ class Cluster:
 
     def connect(self, **options: Any) -> zmqps.Worker:
         """Join it."""
-        return zmqps.connect(self.address, keys=self.keys, timeout=PATIENCE, **options)
+        return zmqps.connect(self.address, security=zmqps.Security(keys=self.keys), timeout=PATIENCE, **options)
 
     def wait_until(self, good: Callable[[Mapping[str, Any]], bool]) -> None:
         """Return when the coordinator's view is as it should be."""

@@ -14,7 +14,12 @@ import zmqps
 def main(address: str, keys: str, number: str) -> None:
     """Be half of them observers and half workers, of a job of their own; then be gone."""
     there = [
-        zmqps.connect(address, keys=keys or None, job=f"killed-{int(number) % 2}", observer=bool(index % 2))
+        zmqps.connect(
+            address,
+            security=zmqps.Security(keys=keys or None),
+            job=f"killed-{int(number) % 2}",
+            observer=bool(index % 2),
+        )
         for index in range(int(number))
     ]
     workers = there[::2]

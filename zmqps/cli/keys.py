@@ -77,8 +77,8 @@ def create(folder: Path) -> int:
 def token(keys: Path, role: str, address: str, name: str | None, lasts: float | None) -> int:
     """Make a key, and print it as one string (a token).
 
-    A process needs nothing else to join: give it the token as ZMQPS_TOKEN, or in zmqps.connect(token=…). Keep it like a
-    password.
+    A process needs nothing else to join: give it the token as ZMQPS_TOKEN, or in zmqps.Security(token=…). Keep it like
+    a password.
     """
     from zmqps.keys import token
 

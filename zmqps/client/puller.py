@@ -375,7 +375,7 @@ class Puller(Connection):
         -------
         iterator of (str, ndarray)
             In synchronous mode all have one version: that of the worker's step. If the others may continue without this
-            worker (backup workers), keep it readable with ``init(retain=n)``.
+            worker (backup workers), keep it readable with ``init(steps=zmqps.Steps(retain=n))``.
 
         Raises
         ------

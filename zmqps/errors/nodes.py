@@ -214,7 +214,7 @@ class KeyRefusedError(PSError, PermissionError):
     What to do next
     ---------------
     - Give this process a token or the directory of keys that belongs to this cluster: `zmqps keys token`, `ZMQPS_KEYS`,
-      `connect(..., token=…)`.
+      `connect(..., security=zmqps.Security(token=…))`.
     - If it worked before, the key may have been rotated or revoked: ask the cluster's operator for a new one.
     """
 

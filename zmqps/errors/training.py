@@ -189,13 +189,13 @@ class NonFiniteGradientError(PSError, ValueError):
     - Skip the batch (`worker.skip()` in the synchronous mode), or clip gradients: `clip_norm=` of the optimizer.
     - If it happens again, lower the learning rate, look at the loss before it, and at mixed precision without a loss
       scale.
-    - `init(..., nonfinite="allow")` lets them through; the values may then become useless.
+    - `init(..., gradients=zmqps.Gradients(nonfinite="allow"))` lets them through; the values may then become useless.
     """
 
     code = 45
     text = (
         "gradient of {parameters} pushed by {worker} contains NaN or infinity and was refused, nothing was applied; "
-        "clip or skip such a batch, or allow them with init(..., nonfinite='allow')"
+        "clip or skip such a batch, or allow them with init(..., gradients=zmqps.Gradients(nonfinite='allow'))"
     )
     worker: str
     parameters: str
@@ -244,13 +244,13 @@ class VersionError(PSError, LookupError):
     What to do next
     ---------------
     - Ask for `at_least` a version, or for the newest.
-    - Keep more of them: `init(..., retain=n)`; each costs as much memory as the parameters.
+    - Keep more of them: `init(..., steps=zmqps.Steps(retain=n))`; each costs as much memory as the parameters.
     """
 
     code = 47
     text = (
         "version {version} is not kept any more, only {oldest} to {newest}; "
-        "ask for at_least, or keep more with init(..., retain=n)"
+        "ask for at_least, or keep more with init(..., steps=zmqps.Steps(retain=n))"
     )
     version: int
     oldest: int

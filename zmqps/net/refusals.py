@@ -35,7 +35,7 @@ _MECHANISM = slice(12, 32)
 MISMATCH = int(zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH)
 
 NEEDS_A_KEY = (
-    "it refuses peers without a key; give this process a token (ZMQPS_TOKEN, zmqps.connect(token=...)) or a directory "
+    "it refuses peers without a key; give this process a token (ZMQPS_TOKEN, zmqps.Security(token=...)) or a directory "
     "of keys (--keys DIR, ZMQPS_KEYS)"
 )
 HAS_NO_KEYS = "it was started without keys, and this one has some; start it with --keys DIR, or give this one none"

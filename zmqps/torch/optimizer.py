@@ -6,22 +6,22 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from inspect import signature
 from types import MethodType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed
 
+from zmqps import checks
 from zmqps.errors import ConfigurationError
 from zmqps.torch.model import outside_graphs
 from zmqps.torch.options import Options
 from zmqps.torch.trainer import Trainer
 from zmqps.worker import Worker
 
-if TYPE_CHECKING:
-    from zmqps.client.sparse.tables import TableOptions
-    from zmqps.codecs import Codec
-    from zmqps.core.treatments import Treatment
+#: Options of `zmqps.Worker.init` that are passed on as they are.
+OF_INIT = ("tables", "workers", "steps", "gradients", "push_codec", "pull_codec", "timeout")
 
 log = logging.getLogger("zmqps")
 
@@ -70,12 +70,10 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc,unused-ignore]
     process_group : torch.distributed.ProcessGroup, optional
         Processes of this host that have averaged their gradients (by ``DistributedDataParallel``, for instance): the
         first one of them has the worker, the others get the values from it.
-    tables, nonfinite, aggregate, on_straggler, retain, treatment, deterministic, workers
-        As for `zmqps.Worker.init`; ``tables`` are further ones, beside those of the model's layers.
-    push_codec, pull_codec
-        As for `zmqps.Worker.init`: how gradients and values travel.
-    timeout : float, optional
-        Seconds that each wait may take; by default as `zmqps.connect` says, at least 60.
+    **init
+        As for `zmqps.Worker.init`: ``workers``, ``steps``, ``gradients``, ``push_codec``, ``pull_codec``, and
+        ``tables`` beside those of the model's layers. Synchronous, the mean is over all workers unless you pass
+        ``steps=zmqps.Steps(mean="pushed")``. ``timeout`` is that of each wait.
 
     Raises
     ------
@@ -108,29 +106,16 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc,unused-ignore]
         overlap: bool = False,
         accumulate: int = 1,
         process_group: torch.distributed.ProcessGroup | None = None,
-        tables: Mapping[str, TableOptions] | None = None,
-        nonfinite: str = "reject",
-        aggregate: int | None = None,
-        on_straggler: str = "wait",
-        retain: int = 0,
-        treatment: Treatment | None = None,
-        deterministic: bool = False,
-        workers: int | None = None,
-        push_codec: str | Codec = "raw",
-        pull_codec: str | Codec = "raw",
-        timeout: float | None = None,
+        **init: Any,
     ) -> None:
         if isinstance(optimizer, Optimizer):
             raise ConfigurationError("this optimizer is zmqps' already: pass the one of torch.optim")
-        init = {
-            "tables": tables, "nonfinite": nonfinite, "aggregate": aggregate,
-            "on_straggler": on_straggler, "retain": retain, "treatment": treatment, "deterministic": deterministic,
-            "workers": workers, "push_codec": push_codec, "pull_codec": pull_codec,
-        }  # fmt: skip
+        if wrong := [name for name in init if name not in OF_INIT]:
+            raise ConfigurationError(f"Optimizer() {checks.no_option(wrong[0], [*_own_options(), *OF_INIT])}")
         options = Options(
             mode=mode, staleness=staleness, clip_norm=clip_norm, clip_value=clip_value, count=count, buffers=buffers,
             share_gradients=share_gradients, overlap=overlap, accumulate=accumulate, process_group=process_group,
-            timeout=timeout, init=init,
+            timeout=init.pop("timeout", None), init=init,
         )  # fmt: skip
         self._trainer: Trainer | None = Trainer(model, worker, optimizer, options)
         super().__init__(optimizer.param_groups, optimizer.defaults)
@@ -270,6 +255,10 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc,unused-ignore]
         super().load_state_dict({**state_dict, "state": {}})
         if self._trainer is not None:
             self._trainer.take_groups(self.param_groups)
+
+
+def _own_options() -> list[str]:
+    return [name for name, option in signature(Optimizer).parameters.items() if option.kind is option.KEYWORD_ONLY]
 
 
 def _refuse_to_step(optimizer: torch.optim.Optimizer, *_: Any, **__: Any) -> None:

@@ -15,6 +15,7 @@ import torch.distributed
 from zmqps.checkpoint import open_checkpoint
 from zmqps.checkpoint.torch_state import torch_state
 from zmqps.client.claims import claim, release
+from zmqps.client.groups import over_workers
 from zmqps.errors import ConfigurationError, PSError
 from zmqps.torch.buffers import Buffers
 from zmqps.torch.changed import Changed
@@ -95,8 +96,6 @@ class Trainer:
         more: dict[str, Any] = dict(options.init)
         if self.tables:
             more["tables"] = {**(more.get("tables") or {}), **tables(self.model, worker, deferred=True)}
-        if options.sync:
-            more["mean"] = "workers"
         worker.init(
             values,
             optimizer=spec_of(
@@ -107,10 +106,9 @@ class Trainer:
                 count=options.count,
             ),
             buffers=self._buffers.copies,
-            mode=options.mode,
             staleness=options.staleness,
             timeout=options.timeout,
-            **more,
+            **over_workers({**more, "mode": options.mode}),
         )
         self.version = worker.pull(out={**values, **self._buffers.copies}, timeout=options.timeout).version
         self._buffers.land()

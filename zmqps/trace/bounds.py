@@ -115,7 +115,11 @@ def _said(steps: WorkerSteps, everybody: Sequence[WorkerSteps]) -> Bound:
         least = steps.fastest.get(kind, took[kind])
         what = {
             "apply": ("apply", "update values on the servers", "more servers or apply threads share it"),
-            "check": ("the check", "look for NaN and infinity in gradients", 'init(nonfinite="allow") leaves it out'),
+            "check": (
+                "the check",
+                "look for NaN and infinity in gradients",
+                'Gradients(nonfinite="allow") leaves it out',
+            ),
             "codec": ("the codec", "encode and decode arrays", "raw does without"),
         }[kind]
         text = (

@@ -377,7 +377,7 @@ def test_a_row_that_is_not_finite_is_named_with_its_worker_and_nothing_changes(
 
 def test_infinity_is_applied_where_it_is_allowed(pair: zmqps.LocalCluster) -> None:
     with zmqps.connect(pair.address) as worker:
-        worker.init({}, tables=ONE_TABLE, mode="async", nonfinite="allow", timeout=PATIENCE)
+        worker.init({}, tables=ONE_TABLE, mode="async", gradients=zmqps.Gradients(nonfinite="allow"), timeout=PATIENCE)
         found = worker.table("items").push_pull([1, 2], [[np.inf, 1.0], [np.nan, 1.0]], [1, 2], timeout=PATIENCE)
         assert found[:, 1].tolist() == [-1.0, -1.0]
         assert found[0, 0] == -np.inf

@@ -213,7 +213,7 @@ class Task:
         """Join as an observer, which the other tasks see by its name."""
         observer = await asyncio.to_thread(
             zmqps.connect, self._config.address, job=JOB, observer=True, name=name, timeout=self._config.timeout,
-            job_secret=self._config.cluster.job_secret, keys=self._config.cluster.keys,
+            security=zmqps.Security(job_secret=self._config.cluster.job_secret, keys=self._config.cluster.keys),
         )  # fmt: skip
         self._observers.append(observer)
 

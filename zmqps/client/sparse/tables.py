@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import numpy as np
 
@@ -155,6 +155,21 @@ class Member(Protocol):
         """Begin an operation and return its result; this thread may run the loop meanwhile."""
 
 
+#: Names of other systems -> what a table has.
+ELSEWHERE = {
+    "lookup": "pull(ids)",
+    "embedding_lookup": "pull(ids)",
+    "get": "pull(ids)",
+    "gather": "pull(ids)",
+    "update": "push(ids, grads)",
+    "scatter_add": "push(ids, grads)",
+    "set": "load(ids, values)",
+    "save": "export(path)",
+    "shape": "dim, and len(table)",
+    "num_rows": "statistics().rows",
+}
+
+
 class Table(WholeTable):
     """A sparse table of the job; made by `zmqps.Worker.table`.
 
@@ -167,6 +182,14 @@ class Table(WholeTable):
     def __init__(self, member: Member, name: str) -> None:
         self.name = name
         self._member = member
+
+    if not TYPE_CHECKING:  # for which there is no other attribute
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise AttributeError(checks.no_attribute("a table", name, ELSEWHERE), name=name, obj=self)
+
+        def __getitem__(self, ids: Any) -> NoReturn:
+            raise TypeError("rows are pulled: table.pull(ids), and set by table.load(ids, values)")
 
     @property
     def dim(self) -> int:

@@ -54,7 +54,9 @@ def check_codec(codec: str | Codec, *, pulls: bool) -> str:
     try:
         found = named(text)
     except CodecError as error:
-        raise ConfigurationError(f"{error}; `python -m bench codecs` measures ours") from error.__cause__
+        near = checks.meant(text.partition(":")[0], CODECS)
+        hint = near or "`python -m bench codecs` measures ours"
+        raise ConfigurationError(f"{error}; {hint}") from error.__cause__
     except ProtocolError as error:
         raise ConfigurationError(str(error)) from None
     if pulls and found is not None and found.error_feedback:

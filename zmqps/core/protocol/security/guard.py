@@ -17,7 +17,7 @@ Order = TypeVar("Order", bound=m.Message)
 #: The advice in errors.
 _ADVICE = (
     "give every process that joins the file it was started with: --job-secret FILE, ZMQPS_JOB_SECRET=FILE, or "
-    "zmqps.connect(..., job_secret=...)"
+    "zmqps.connect(..., security=zmqps.Security(job_secret=...))"
 )
 
 
