@@ -14,6 +14,7 @@ from bench.children import TIMEOUT
 from bench.ids import Array, RowWork
 from bench.reference import ROUNDING
 from bench.setup import GRADIENT_SCALE, LEARNING_RATE, OPTIMIZERS
+from zmqps.client.futures import begins
 from zmqps.core.job.keyspace import Slice
 from zmqps.core.job.tables import NUM_BUCKETS, TableSpec
 from zmqps.core.server.tables.table import RowTable
@@ -90,7 +91,9 @@ class RowWorker:
             numbers = np.arange(start, min(start + LOADED_ROWS, self._work.rows))
             if len(pending) == LOADS:
                 pending.pop(0).result(TIMEOUT)
-            pending.append(self._table.load_async(ids_of(numbers), values[: numbers.size], timeout=TIMEOUT))
+            pending.append(
+                begins(zmqps.Table.load)(self._table, ids_of(numbers), values[: numbers.size], timeout=TIMEOUT)
+            )
         for future in pending:
             future.result(TIMEOUT)
         return time.perf_counter() - started

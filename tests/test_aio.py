@@ -7,6 +7,7 @@ import inspect
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,6 @@ import pytest
 import zmqps
 from tests.inprocess import InProcessCluster
 from tests.pace import allow
-from tests.tables import for_each
 from zmqps.core.worker.layout.rollbacks import Rollback
 from zmqps.errors import ClosedError, ConfigurationError, DeadlineError, UnknownParameterError
 
@@ -65,7 +65,7 @@ def test_a_rollback_is_told_in_the_loop_before_values_that_went_back(address) ->
             await start(worker)
             worker.on_rollback(lambda rollback: said.append((rollback, threading.get_ident())))
             rollback = Rollback(version=1, shards=(0,), lost=2, state={}, path="somewhere")
-            *_, listener = worker._worker._listeners
+            *_, listener = worker._worker._member.connection.listeners
             values = Future[None]()
 
             def receive() -> None:  # as the session's background thread does
@@ -169,14 +169,34 @@ def test_advancing_without_anything_pushed_in_asynchronous_mode_does_nothing(add
     asyncio.run(main())
 
 
-@for_each(
-    "name",
-    ["init", "pull", "push", "push_pull", "advance", "barrier", "status", "rejoin", "finish", "close"],
-)
-def test_names_and_arguments_are_those_of_the_worker(name) -> None:
-    ours, theirs = getattr(zmqps.aio.AsyncWorker, name), getattr(zmqps.Worker, name)
-    assert inspect.iscoroutinefunction(ours)
-    assert inspect.signature(ours) == inspect.signature(theirs)
+#: What `AsyncWorker` and `AsyncTable` write by themselves: generators, and what ends them.
+ITERATORS = {"pull_each", "ranges", "steps", "chunks"}
+#: What there is nothing to await of.
+AT_ONCE = {"log", "on_rollback", "cache_statistics"}
+#: What only the blocking ones have: futures; and of tables what is done with files, and feeds.
+BLOCKING = {"changes", "dim", "export", "load_file"}
+NAMES = [
+    (ours, theirs, name)
+    for ours, theirs in ((zmqps.aio.AsyncWorker, zmqps.Worker), (zmqps.aio.AsyncTable, zmqps.Table))
+    for name in dir(theirs)
+    if not name.startswith("_") and not name.endswith("_async") and name not in BLOCKING
+]
+
+
+@pytest.mark.parametrize(("ours", "theirs", "name"), NAMES)
+def test_names_arguments_and_texts_are_those_of_what_blocks(ours: Any, theirs: Any, name: str) -> None:
+    found, other = getattr(ours, name), getattr(theirs, name)
+    if isinstance(other, property):
+        assert isinstance(found, property)
+        assert found.__doc__ == other.__doc__
+        return
+    assert inspect.iscoroutinefunction(found) is (name not in ITERATORS | AT_ONCE)
+    expected, signature = inspect.signature(other), inspect.signature(found)
+    if name in ITERATORS or name == "table":
+        assert signature.parameters == expected.parameters
+    else:
+        assert signature == expected
+    assert found.__doc__
 
 
 def test_tables_can_be_awaited() -> None:
@@ -201,10 +221,3 @@ def test_tables_can_be_awaited() -> None:
 
     with InProcessCluster() as cluster:
         asyncio.run(main(cluster.address))
-
-
-@for_each("name", ["pull", "push", "push_pull", "load", "flush", "rows", "statistics", "chunks"])
-def test_names_and_arguments_of_tables_are_those_of_the_table(name: str) -> None:
-    ours, theirs = (inspect.signature(getattr(kind, name)) for kind in (zmqps.aio.AsyncTable, zmqps.Table))
-    assert ours.parameters.keys() == theirs.parameters.keys()
-    assert [p.default for p in ours.parameters.values()] == [p.default for p in theirs.parameters.values()]

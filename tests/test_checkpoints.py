@@ -17,6 +17,7 @@ import zmqps
 from tests.pace import stretch
 from tests.team import PATIENCE, Team
 from zmqps.checkpoint import open_checkpoint
+from zmqps.client.futures import begins
 from zmqps.errors import CheckpointFailedError, JobMismatchError
 from zmqps.nodes.inquiry import end_job, inquire, run_blocking
 
@@ -168,7 +169,7 @@ def test_all_that_is_killed_in_the_middle_of_a_save_goes_on_from_the_one_before(
         worker.push(ones, timeout=PATIENCE)
         good = worker.checkpoint(timeout=PATIENCE)
         worker.push(ones, timeout=PATIENCE)
-        saving = worker.checkpoint_async(timeout=PATIENCE)
+        saving = begins(zmqps.Worker.checkpoint)(worker, timeout=PATIENCE)
         deadline = time.monotonic() + PATIENCE
         while not list(tmp_path.glob("*/tmp-*/*.safetensors")) and not saving.done():
             assert time.monotonic() < deadline

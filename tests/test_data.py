@@ -16,6 +16,7 @@ import pytest
 import zmqps
 from tests.inprocess import InProcessCluster
 from tests.pace import allow, stretch
+from zmqps.client.futures import begins
 from zmqps.data import DataRange, split
 from zmqps.errors import ConfigurationError, DeadlineError, JobMismatchError
 
@@ -143,7 +144,7 @@ def test_who_joins_before_the_workers_and_idles_takes_no_part_from_them() -> Non
         with zmqps.connect(cluster.address) as one, zmqps.connect(cluster.address) as other:
             assert (idle.rank, one.rank, other.rank) == (0, 1, 2)
             inits = [
-                w.init_async({"w": np.ones(3, "f4")}, optimizer=zmqps.optim.sgd(0.1), mode="async")
+                begins(zmqps.Worker.init)(w, {"w": np.ones(3, "f4")}, optimizer=zmqps.optim.sgd(0.1), mode="async")
                 for w in (one, other)
             ]
             for init in inits:

@@ -65,7 +65,7 @@ def training() -> Iterator[tuple[InProcessCluster, zmqps.Worker, str, bytes, byt
     """Run a cluster and a worker; yield both, the server's endpoint, and the incarnations of server and worker."""
     with InProcessCluster(heartbeat_interval=0.2) as cluster, zmqps.connect(cluster.address) as worker:
         worker.init({"w": np.zeros(4, np.float32)}, optimizer=zmqps.optim.sgd(1.0), mode="async")
-        machine = worker._thread.machine
+        machine = worker._member.connection.thread.machine
         (link,) = machine.links.by_shard
         assert link.server.handshake.welcome is not None
         endpoint = link.server.handshake.endpoint.split()[0]

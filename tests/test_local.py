@@ -33,8 +33,9 @@ class MemoryWorker:
         self.optimizer = optimizer
         self.trips: list[str] = []
         self.fails = False
+        self._member = SimpleNamespace(job=self.find_job)
 
-    def _job(self, timeout: float | None) -> SimpleNamespace:
+    def find_job(self, timeout: float | None) -> SimpleNamespace:
         parameters = tuple(Parameter(name, value.shape, value.dtype.name) for name, value in START.items())
         return SimpleNamespace(job=JobSpec(parameters=parameters, optimizer=self.optimizer.to_wire(), mode="async"))
 

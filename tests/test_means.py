@@ -149,8 +149,8 @@ def test_a_step_left_out_is_known_with_the_values_that_another_worker_of_the_hos
         Team(cluster.address, 2, {"w": np.ones(4)}, optimizer=SGD, mode="sync") as team,
     ):
         team.step(lambda rank: {"w": np.ones(4)})
-        [member] = [worker for worker in team.workers if worker._group.leader is None]  # type: ignore[attr-defined]
-        thread, delayed = member._thread, list[Any]()
+        [member] = [worker for worker in team.workers if worker._exchanges._group.leader is None]  # type: ignore[attr-defined]
+        thread, delayed = member._member.connection.thread, list[Any]()
         loop, driver, handle = thread._loop, thread._driver, thread.machine.handle
         assert loop is not None
         assert driver is not None

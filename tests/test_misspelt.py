@@ -19,7 +19,7 @@ from zmqps.client.sparse.tables import ELSEWHERE as of_table
 from zmqps.client.sparse.tables import Table
 from zmqps.errors import ConfigurationError, OptimizerError
 from zmqps.launch.cluster import ELSEWHERE as of_cluster
-from zmqps.worker import ELSEWHERE, _host_worker
+from zmqps.worker import ELSEWHERE
 
 PUBLIC: dict[str, Callable[..., Any]] = {
     **{name: getattr(optim, name) for name in optim.registry.BUILTIN if hasattr(optim, name)},
@@ -183,6 +183,11 @@ def test_an_attribute_that_others_have_is_answered_by_ours(
         found.fish  # noqa: B018
 
 
+def test_what_has_no_future_is_answered_by_what_waits(worker: zmqps.Worker) -> None:
+    with pytest.raises(AttributeError, match=r"'barrier_async'; use barrier\(\), or await it by zmqps.aio"):
+        worker.barrier_async  # noqa: B018
+
+
 def test_the_optimizer_may_be_given_by_position(worker: zmqps.Worker) -> None:
     worker.init({"w": np.zeros(1)}, optim.sgd(0.1))
     assert worker.pull().version == 0
@@ -210,7 +215,7 @@ def test_a_word_of_a_few_is_answered_by_the_nearest(worker: zmqps.Worker) -> Non
 
 @for_each("name", [n for n in dir(zmqps.Worker) if not n.startswith("_")])
 def test_a_call_with_too_little_names_the_class_that_scripts_know(name: str) -> None:
-    for method in filter(callable, (getattr(worker, name) for worker in (zmqps.Worker, _host_worker()))):
+    for method in filter(callable, [getattr(zmqps.Worker, name)]):
         assert method.__qualname__ == f"Worker.{name}"
         needed = [
             p for p in inspect.signature(method).parameters.values()

@@ -18,6 +18,7 @@ from tests.modes import MODES
 from tests.tables import one_in
 from tests.team import PATIENCE, Team
 from zmqps import initial, optim
+from zmqps.client.futures import begins
 from zmqps.errors import (
     ConfigurationError,
     DtypeError,
@@ -123,7 +124,7 @@ def test_four_synchronous_workers_train_what_one_process_does(servers: int) -> N
                     ids, grads, examples = batches[name, step, worker.rank]
                     table = worker.table(name)
                     pushes.append(table.push_async(ids, grads[: ids.size], examples=examples, timeout=PATIENCE))
-                pushes.append(worker.advance_async(timeout=PATIENCE))
+                pushes.append(begins(zmqps.Worker.advance)(worker, timeout=PATIENCE))
                 for push in pushes:
                     push.result()
 
@@ -315,8 +316,8 @@ def test_who_goes_through_all_rows_begins_again_where_shards_are_cut_anew() -> N
             seen.update(some.tolist())
             times += 1
             if times == 3:
-                assert worker._requests is not None
-                worker._requests.lie(worker._requests._planned[0])  # as when the job lies in other shards
+                assert worker._member.requests is not None
+                worker._member.requests.lie(worker._member.requests._planned[0])  # as when the job lies in other shards
         assert seen.keys() == set(ids.tolist())
         assert seen.total() == 400 + 3 * 50
         assert table.statistics(timeout=PATIENCE).rows == 400

@@ -219,7 +219,7 @@ def test_who_has_the_name_of_another_connection_and_a_key_of_its_own_is_not_hear
         start(worker)
         node = made.transport(at)
         assert node.counters["keys_refused"] == 0
-        sockets = worker._thread.transport._inner._dealers.sockets  # type: ignore[union-attr]
+        sockets = worker._member.connection.thread.transport._inner._dealers.sockets  # type: ignore[union-attr]
         [peer] = sockets.keys() - {COORDINATOR} if at == "server" else [COORDINATOR]
         [server] = [member for member in made.status()["members"] if member["role"] == "server"]
         with zmq.Context() as context, context.socket(zmq.DEALER) as thief:

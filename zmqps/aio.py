@@ -21,20 +21,20 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial, wraps
+from inspect import signature
 from types import TracebackType
 from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, Self, TypeVar
 
-from zmqps import checks
-from zmqps.client.groups import Security
+from zmqps.client.futures import begins
 from zmqps.client.requests import Params
-from zmqps.client.sparse.cache_options import CacheOptions, CacheStatistics
+from zmqps.client.sparse.cache_options import CacheOptions
 from zmqps.client.sparse.tables import Table
-from zmqps.client.sparse.whole import CHUNK_ROWS, TableStatistics
+from zmqps.client.sparse.whole import CHUNK_ROWS
 from zmqps.codecs import Codec
 from zmqps.core.job.data import DataRange, DataSpec
 from zmqps.core.job.spec import Parameter
 from zmqps.core.worker.layout.rollbacks import Rollback
-from zmqps.core.worker.statistics import Statistics
+from zmqps.core.worker.operations import Restored
 from zmqps.errors import ClosedError
 from zmqps.worker import DRAINED, Worker
 from zmqps.worker import connect as connect_blocking
@@ -68,11 +68,12 @@ class _Awaitable(Generic[B]):
 
 
 def _awaiting(
-    blocking: Callable[Concatenate[B, P], T], begin: Callable[Concatenate[B, P], Future[T]]
+    blocks: Callable[Concatenate[B, P], T],
 ) -> Callable[Concatenate[_Awaitable[B], P], Coroutine[Any, Any, T]]:
-    """Return a blocking method as one to await, made from the method that returns its future."""
+    """Return a blocking method as one to await, made from what begins it: its signature and docstring are its own."""
+    begin = begins(blocks)
 
-    @wraps(blocking)
+    @wraps(blocks)
     async def method(self: _Awaitable[B], /, *args: P.args, **kwargs: P.kwargs) -> T:
         # even to begin may take long: to convert a large model's arrays, or to ask for the job
         asked = self._hand_over(partial(begin, self._blocking, *args, **kwargs))
@@ -86,32 +87,60 @@ def _awaiting(
     return method
 
 
+def _asking(blocks: Callable[Concatenate[B, P], T]) -> Callable[Concatenate[_Awaitable[B], P], Coroutine[Any, Any, T]]:
+    """Return a blocking method as one to await, which the helper thread calls in its turn."""
+
+    @wraps(blocks)
+    async def method(self: _Awaitable[B], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._ask(partial(blocks, self._blocking, *args, **kwargs))
+
+    return method
+
+
+def _threaded(
+    blocks: Callable[Concatenate[B, P], T],
+) -> Callable[Concatenate[_Awaitable[B], P], Coroutine[Any, Any, T]]:
+    """Return a blocking method as one to await, which does not wait for its turn."""
+
+    @wraps(blocks)
+    async def method(self: _Awaitable[B], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await asyncio.to_thread(blocks, self._blocking, *args, **kwargs)
+
+    return method
+
+
+def _same(waits_not: Callable[Concatenate[B, P], T]) -> Callable[Concatenate[_Awaitable[B], P], T]:
+    """Return a method that does not block as it is."""
+
+    @wraps(waits_not)
+    def method(self: _Awaitable[B], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return waits_not(self._blocking, *args, **kwargs)
+
+    return method
+
+
+def _shown(of: Any) -> Any:
+    """Return a property of what blocks as one of this; type checkers see an attribute."""
+    return property(lambda self: of.fget(self._blocking), doc=of.__doc__)
+
+
 class AsyncTable(_Awaitable[Table]):
     """A sparse table; made by `AsyncWorker.table`. Arguments, results and errors are those of `zmqps.Table`."""
 
-    pull = _awaiting(Table.pull, Table.pull_async)
-    push = _awaiting(Table.push, Table.push_async)
-    push_pull = _awaiting(Table.push_pull, Table.push_pull_async)
-    load = _awaiting(Table.load, Table.load_async)
-    flush = _awaiting(Table.flush, Table.flush_async)
-
-    async def rows(self, ids: Any, *, timeout: float | None = None) -> Any:
-        """Return rows as they are on the servers, as `zmqps.Table.rows` does."""
-        return await self._ask(partial(self._blocking.rows, ids, timeout=timeout))
-
-    async def statistics(self, *, timeout: float | None = None) -> TableStatistics:
-        """Ask the servers what the table holds."""
-        return await self._ask(partial(self._blocking.statistics, timeout=timeout))
+    pull = _awaiting(Table.pull)
+    push = _awaiting(Table.push)
+    push_pull = _awaiting(Table.push_pull)
+    load = _awaiting(Table.load)
+    flush = _awaiting(Table.flush)
+    rows = _asking(Table.rows)
+    statistics = _asking(Table.statistics)
+    cache_statistics = _same(Table.cache_statistics)
 
     async def chunks(self, most: int = CHUNK_ROWS, *, timeout: float | None = None) -> AsyncIterator[tuple[Any, Any]]:
         """Go through all rows, as `zmqps.Table.chunks` does, for ``async for``."""
         chunks = self._blocking.chunks(most, timeout=timeout)
         while (chunk := await self._ask(partial(next, chunks, None))) is not None:
             yield chunk
-
-    def cache_statistics(self) -> CacheStatistics:
-        """Return what this worker's cache of the table holds, and what it has saved; without one, zeros."""
-        return self._blocking.cache_statistics()
 
     def __repr__(self) -> str:
         return repr(self._blocking).replace("zmqps.Table", "zmqps.aio.AsyncTable")
@@ -125,29 +154,32 @@ class AsyncWorker(_Awaitable[Worker]):
         self._worker = worker
         self._helper = helper
 
-    init = _awaiting(Worker.init, Worker.init_async)
-    pull = _awaiting(Worker.pull, Worker.pull_async)
-    push = _awaiting(Worker.push, Worker.push_async)
-    push_pull = _awaiting(Worker.push_pull, Worker.push_pull_async)
-    advance = _awaiting(Worker.advance, Worker.advance_async)
-    skip = _awaiting(Worker.skip, Worker.skip_async)
-    set = _awaiting(Worker.set, Worker.set_async)
-    average = _awaiting(Worker.average, Worker.average_async)
-    set_hyperparameters = _awaiting(Worker.set_hyperparameters, Worker.set_hyperparameters_async)
-    set_learning_rate = _awaiting(Worker.set_learning_rate, Worker.set_learning_rate_async)
-    barrier = _awaiting(Worker.barrier, Worker.barrier_async)
-    checkpoint = _awaiting(Worker.checkpoint, Worker.checkpoint_async)
-    status = _awaiting(Worker.status, Worker.status_async)
-    _finish = _awaiting(Worker.finish, Worker.finish_async)
-    _drain = _awaiting(Worker.drain, Worker.drain_async)
-
-    def log(self, values: Mapping[str, Any], *, step: int | None = None) -> None:
-        """Note numbers of this script, as `zmqps.Worker.log` does; there is nothing to await."""
-        self._worker.log(values, step=step)
-
-    async def gradient_buffers(self, *, timeout: float | None = None) -> dict[str, Any]:
-        """Return arrays that servers on this host read in place, as `zmqps.Worker.gradient_buffers` does."""
-        return await self._ask(partial(self._worker.gradient_buffers, timeout=timeout))
+    init = _awaiting(Worker.init)
+    pull = _awaiting(Worker.pull)
+    push = _awaiting(Worker.push)
+    push_pull = _awaiting(Worker.push_pull)
+    advance = _awaiting(Worker.advance)
+    skip = _awaiting(Worker.skip)
+    set = _awaiting(Worker.set)
+    average = _awaiting(Worker.average)
+    set_hyperparameters = _awaiting(Worker.set_hyperparameters)
+    set_learning_rate = _awaiting(Worker.set_learning_rate)
+    barrier = _awaiting(Worker.barrier)
+    checkpoint = _awaiting(Worker.checkpoint)
+    status = _awaiting(Worker.status)
+    gradient_buffers = _asking(Worker.gradient_buffers)
+    statistics = _threaded(Worker.statistics)
+    rejoin = _threaded(Worker.rejoin)
+    log = _same(Worker.log)
+    address: str = _shown(Worker.address)
+    rank: int = _shown(Worker.rank)
+    job: str = _shown(Worker.job)
+    is_chief: bool = _shown(Worker.is_chief)
+    num_workers: int = _shown(Worker.num_workers)
+    steps_left_out: int = _shown(Worker.steps_left_out)
+    parameters: tuple[Parameter, ...] = _shown(Worker.parameters)
+    restored: Restored | None = _shown(Worker.restored)
+    draining: bool = _shown(Worker.draining)
 
     async def ranges(
         self,
@@ -164,7 +196,8 @@ class AsyncWorker(_Awaitable[Worker]):
             name=name, num_examples=num_examples, range_size=range_size, passes=passes, shuffle_seed=shuffle_seed
         )
         taken: DataRange | None = None
-        while (taken := await asyncio.wrap_future(self._worker._take_async(data, taken, timeout=timeout))) is not None:
+        take = self._worker._exchanges.take
+        while (taken := await asyncio.wrap_future(take(data, taken, timeout))) is not None:
             yield taken
 
     async def steps(
@@ -215,75 +248,27 @@ class AsyncWorker(_Awaitable[Worker]):
         return AsyncTable(table, self._hand_over)
 
     def _to_helper(self, call: Callable[[], T]) -> Future[T]:
-        self._worker._refuse_in_fork()  # in which the helper does not run
+        self._worker._member.connection.thread.refuse_in_fork()  # in which the helper does not run
         try:
             return self._helper.submit(call)
         except RuntimeError:  # the helper is gone, so the worker is closed
             raise ClosedError("the worker is closed") from None
 
-    @property
-    def rank(self) -> int:
-        """This worker's 0-based index: the lowest free one, or the one that it had before where it is restarted.
-
-        If a number of workers is expected, `init` may change it, so that strangers take no rank of a training worker.
-        """
-        return self._worker.rank
-
-    @property
-    def is_chief(self) -> bool:
-        """Whether this worker is to do what only one does, as `zmqps.Worker.is_chief`."""
-        return self._worker.is_chief
-
-    @property
-    def num_workers(self) -> int:
-        """How many workers the job counts on: as many as it expects, or those here now."""
-        return self._worker.num_workers
-
-    @property
-    def steps_left_out(self) -> int:
-        """How many of this worker's steps were skipped for all workers, as `zmqps.Worker.steps_left_out`."""
-        return self._worker.steps_left_out
-
-    @property
-    def parameters(self) -> tuple[Parameter, ...]:
-        """What the job trains; empty before `init` or the first pull."""
-        return self._worker.parameters
-
-    @property
-    def address(self) -> str:
-        """The coordinator's endpoint."""
-        return self._worker.address
-
-    async def statistics(self) -> Statistics:
-        """Return what this worker has done so far; a frozen copy, also after `close`."""
-        return await asyncio.to_thread(self._worker.statistics)
-
-    async def rejoin(self, *, timeout: float | None = None) -> None:
-        """Come back as a new member, as `zmqps.Worker.rejoin` does: what to do after having been stopped or cut off."""
-        await asyncio.to_thread(self._worker.rejoin, timeout=timeout)
-
     async def finish(self, *, timeout: float | None = None) -> None:
-        """Complete what is under way, tell the others that this worker is done, and close.
-
-        When all expected workers have finished the cluster ends.
-        """
-        try:
-            await self._finish(timeout=timeout)
-        finally:
-            await self.close()
-
-    @property
-    def draining(self) -> bool:
-        """Whether this process was asked to go, by a signal of `zmqps.drain_on`: `drain` where a step is done."""
-        return self._worker.draining
+        """Complete what is pending, inform the others that this worker is done, and close: `zmqps.Worker.finish`."""
+        await self._leave(timeout)
 
     async def drain(self, *, timeout: float | None = None) -> NoReturn:
-        """Say goodbye because this process was asked to go, close and end the program, as `zmqps.Worker.drain` does."""
+        """Complete what is pending, leave as drained, close and end the program: `zmqps.Worker.drain`."""
+        await self._leave(timeout, drained=True)
+        raise SystemExit(DRAINED)
+
+    async def _leave(self, timeout: float | None, *, drained: bool = False) -> None:
         try:
-            await self._drain(timeout=timeout)
+            finished = await self._ask(partial(self._worker._begin_leaving, timeout, drained=drained))
+            await asyncio.wrap_future(finished)
         finally:
             await self.close()
-        raise SystemExit(DRAINED)
 
     async def close(self, *, timeout: float | None = None) -> None:
         """Leave the cluster and release everything, as `zmqps.Worker.close` does."""
@@ -291,7 +276,7 @@ class AsyncWorker(_Awaitable[Worker]):
         await asyncio.to_thread(self._close, timeout)
 
     def _close(self, timeout: float | None) -> None:
-        self._worker._refuse_in_fork()
+        self._worker._member.connection.thread.refuse_in_fork()
         self._helper.shutdown(wait=False)
         self._worker.close(timeout=timeout)
         self._helper.shutdown(wait=True)  # what it was doing has failed by now
@@ -329,44 +314,31 @@ class _Connecting:
         await self._worker.close()
 
 
-@checks.options()
-def connect(
-    address: str | None = None,
-    *,
-    job: str | None = None,
-    name: str | None = None,
-    observer: bool = False,
-    transport: str | None = None,
-    security: Security | None = None,
-    io_threads: int = 1,
-    combine: str | None = None,
-    metrics: str | None = None,
-    timeout: float = 10.0,
-) -> _Connecting:
-    """Join a cluster as a worker: ``await connect(…)`` or ``async with connect(…) as worker``.
+def _connecting(blocks: Callable[P, Worker]) -> Callable[P, _Connecting]:
+    """Return `zmqps.connect` as something to await or to enter, with its signature and its checks of options."""
+    check = vars(blocks)["check"]
 
-    Parameters, result and errors are those of `zmqps.connect`. When cancelled, a connection that
-    is made nevertheless is closed.
+    @wraps(blocks)
+    def connect(*args: P.args, **kwargs: P.kwargs) -> _Connecting:
+        check(args, kwargs)
+        return _Connecting(_connect(partial(blocks, *args, **kwargs)))
+
+    connect.__doc__ = """Join a cluster as a worker: ``await connect(…)`` or ``async with connect(…) as worker``.
+
+    Parameters, result and errors are those of `zmqps.connect`. When cancelled, a connection that is made nevertheless
+    is closed.
     """
-    return _Connecting(
-        _connect(
-            address,
-            job=job,
-            name=name,
-            observer=observer,
-            transport=transport,
-            security=security,
-            io_threads=io_threads,
-            combine=combine,
-            metrics=metrics,
-            timeout=timeout,
-        )
-    )
+    connect.__annotations__ = {**blocks.__annotations__, "return": "_Connecting"}
+    vars(connect).update(__signature__=signature(blocks).replace(return_annotation="_Connecting"))
+    return connect
 
 
-async def _connect(address: str | None, **options: Any) -> AsyncWorker:
+connect = _connecting(connect_blocking)
+
+
+async def _connect(call: Callable[[], Worker]) -> AsyncWorker:
     helper = ThreadPoolExecutor(1, thread_name_prefix="zmqps-aio")
-    future = helper.submit(connect_blocking, address, **options)
+    future = helper.submit(call)
     try:
         return AsyncWorker(await asyncio.wrap_future(future), helper)
     except BaseException:

@@ -97,8 +97,7 @@ def options(error: Refusal = ConfigurationError, owner: str = "") -> Callable[[C
         def called() -> str:
             return owner or checked.__qualname__.removesuffix(".__init__")
 
-        @wraps(function)
-        def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        def check(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
             if not kwargs.keys() <= there:
                 wrong = next(name for name in kwargs if name not in there)
                 raise error(f"{called()}() {no_option(wrong, [name for name in known if name != 'self'])}")
@@ -108,8 +107,13 @@ def options(error: Refusal = ConfigurationError, owner: str = "") -> Callable[[C
                     f"{called()}() takes {' and '.join(first) or 'nothing'} by position, and these by name: "
                     f"{', '.join(others) or 'none'}"
                 )
+
+        @wraps(function)
+        def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+            check(args, kwargs)
             return function(*args, **kwargs)
 
+        vars(checked)["check"] = check  # for what calls it later
         return checked
 
     return decorate

@@ -20,9 +20,7 @@ try:
 except ModuleNotFoundError as error:
     raise lacks_extra("jax", error) from error
 
-from zmqps.client.claims import claimed
-from zmqps.client.groups import over_workers
-from zmqps.client.pytrees import register
+from zmqps.client.frameworks import claimed, over_workers, register
 from zmqps.errors import ConfigurationError, ShapeError
 from zmqps.optim import OptimizerSpec
 from zmqps.worker import Worker

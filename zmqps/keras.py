@@ -21,8 +21,7 @@ except ModuleNotFoundError as error:
     raise lacks_extra("keras", error) from error
 
 from zmqps import checks, optim
-from zmqps.client.claims import claimed
-from zmqps.client.groups import over_workers
+from zmqps.client.frameworks import claimed, over_workers
 from zmqps.errors import ConfigurationError, OptimizerError, ShapeError
 from zmqps.optim import OptimizerSpec
 from zmqps.worker import Worker

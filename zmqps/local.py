@@ -39,7 +39,7 @@ class _Local(ABC):
     def __init__(self, worker: Worker, every: int, timeout: float | None) -> None:
         self.worker = worker
         self.every = checks.whole("every", every, 1)
-        trained = [parameter.name for parameter in worker._job(timeout).job.parameters if not parameter.buffer]
+        trained = [parameter.name for parameter in worker._member.job(timeout).job.parameters if not parameter.buffer]
         values = worker.pull(trained, timeout=timeout)
         self.params: dict[str, Array] = {name: np.array(value) for name, value in values.items()}
         self.steps = 0
@@ -178,7 +178,7 @@ class ElasticAveraging(_Local):
 
     def __init__(self, worker: Worker, alpha: float, every: int, *, timeout: float | None = None) -> None:
         self.alpha = checks.number("alpha", alpha, above=0, below=1)
-        optimizer = worker._job(timeout).job.optimizer
+        optimizer = worker._member.job(timeout).job.optimizer
         hyper = optimizer["hyper"], *(group.get("hyper", {}) for group in optimizer.get("groups", ()))
         if optimizer["name"] != "sgd" or any(numbers.get("momentum") for numbers in hyper):
             with_momentum = " with momentum" if optimizer["name"] == "sgd" else ""

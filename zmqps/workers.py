@@ -195,7 +195,7 @@ def _work(
     try:
         with connect(timeout=START_TIMEOUT) as worker:
             result = train(worker, *args)
-            if not worker._closed:
+            if not worker._member.connection.closed:
                 worker.finish()
         answers.send((True, result))
     except Exception as error:

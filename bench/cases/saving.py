@@ -15,6 +15,7 @@ from bench.options import json_option, model_option, optimizer_option, report, t
 from bench.results import Row, timed
 from bench.setup import OPTIMIZERS
 from bench.stats import Times, percentile
+from zmqps.client.futures import begins
 
 #: Steps before the first checkpoint, which warm everything up.
 WARM_UP = 5
@@ -57,7 +58,7 @@ def measure(model: str, optimizer: str, transport: str, turns: int, directory: s
             step()
         for turn in range(1 + turns):
             plain = [step() for _ in range(BETWEEN)]
-            future = worker.checkpoint_async(timeout=TIMEOUT)
+            future = begins(zmqps.Worker.checkpoint)(worker, timeout=TIMEOUT)
             busy = []
             while not future.done():
                 busy.append(step())

@@ -207,7 +207,7 @@ def walk(mode: str, *, replicas: int = 0, rows: bool = False) -> Walk:
             step = (_pushing_rows if rows else pushing)(worker, mode)
             for _ in range(WARM_UP):
                 step()
-            loop = worker._thread._loop
+            loop = worker._member.connection.thread._loop
             assert loop is not None
             threads.append(loop.call_soon_threadsafe)
 

@@ -96,7 +96,7 @@ def train(address: str, mode: str, index: int, tally: Tally) -> None:
             mode=mode,
             timeout=PATIENCE,
         )
-        incarnation = np.frombuffer(worker._thread.machine.member.identity.incarnation, "<i8")
+        incarnation = np.frombuffer(worker._member.connection.thread.machine.member.identity.incarnation, "<i8")
         tally.set(index, "incarnation_hi", incarnation[0])
         tally.set(index, "incarnation_lo", incarnation[1])
         gradient, names = gradients(mode, index), ["shared", f"own{index}"]

@@ -14,6 +14,7 @@ import pytest
 import zmqps.aio
 from tests.inprocess import PATIENCE, InProcessCluster
 from tests.modes import MODES
+from zmqps.client.futures import begins
 
 SGD = zmqps.optim.sgd(learning_rate=1.0)
 PARAMS = {"w": np.zeros(1000, np.float32), "v": np.zeros(7, np.float32)}
@@ -51,7 +52,7 @@ def test_what_is_done_cannot_be_cancelled(address: str) -> None:
         pull = worker.pull_async()
         pull.result(PATIENCE)
         assert not pull.cancel()
-        status = worker.status_async()
+        status = begins(zmqps.Worker.status)(worker)
         status.cancel()
         assert status.result(PATIENCE)["members"]
     assert not pull.cancel()
@@ -75,7 +76,7 @@ def test_a_callback_can_cancel(address: str) -> None:
             cancelled.append(parked.cancel())
             called.set()
 
-        worker.status_async().add_done_callback(cancel)
+        begins(zmqps.Worker.status)(worker).add_done_callback(cancel)
         assert called.wait(PATIENCE)
         assert cancelled == [True]
         worker.finish(timeout=PATIENCE)

@@ -13,6 +13,7 @@ import pytest
 
 import zmqps.aio
 from tests.inprocess import PATIENCE, InProcessCluster
+from zmqps.client.futures import begins
 from zmqps.client.thread import SessionThread
 from zmqps.errors import ClosedError, DeadlineError
 from zmqps.net.lane.shm import LaneTransport
@@ -87,7 +88,7 @@ def test_a_worker_whose_thread_is_held_up_says_so_and_ends_when_it_is_not(addres
             release.wait(PATIENCE)
 
     while not held.wait(0.05):
-        worker.status_async().add_done_callback(hold)
+        begins(zmqps.Worker.status)(worker).add_done_callback(hold)
     if held.is_set():
         with pytest.raises(DeadlineError, match=r"close timed out.*callback of a future"):
             worker.close(timeout=0.05)
@@ -111,7 +112,7 @@ def test_a_worker_that_is_closed_while_it_rejoins_stays_closed(address: str, mon
     monkeypatch.setattr(SessionThread, "stop", stop_and_close)
     with pytest.raises(ClosedError, match="connect again"):
         worker.rejoin()
-    assert not worker._thread._thread.is_alive()
+    assert not worker._member.connection.thread._thread.is_alive()
 
 
 def test_statistics_can_be_asked_while_the_worker_is_closed(address: str, slow_close) -> None:  # type: ignore[no-untyped-def]
@@ -158,12 +159,13 @@ def test_a_signal_handler_can_close_a_worker_that_its_thread_just_uses(
             worker.status()
     finally:
         signal.signal(signal.SIGUSR1, before)
-    assert not worker._thread._thread.is_alive()
+    assert not worker._member.connection.thread._thread.is_alive()
 
 
 def test_a_signal_handler_can_close_a_worker_that_rejoins(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     worker = zmqps.connect(address)
-    start = worker._start
+    connection = worker._member.connection
+    start = connection._start
     begun = []
 
     def interrupted() -> SessionThread:
@@ -173,7 +175,7 @@ def test_a_signal_handler_can_close_a_worker_that_rejoins(address: str, monkeypa
 
     before = signal.signal(signal.SIGUSR1, lambda *_: worker.close(timeout=PATIENCE))
     try:
-        monkeypatch.setattr(worker, "_start", interrupted)
+        monkeypatch.setattr(connection, "_start", interrupted)
         with pytest.raises(ClosedError, match="connect again"):
             worker.rejoin(timeout=PATIENCE)
     finally:

@@ -23,7 +23,7 @@ def test_a_call_waits_longer_than_it_takes_to_lose_somebody(
         InProcessCluster(heartbeat_timeout=heartbeat_timeout) as cluster,
         zmqps.connect(cluster.address, timeout=timeout) as worker,
     ):
-        assert (worker._seconds(None), worker._seconds(3.0)) == (default, 3.0)
+        assert (worker._member.connection.seconds(None), worker._member.connection.seconds(3.0)) == (default, 3.0)
 
 
 def test_one_worker_is_the_chief_and_when_it_leaves_another_one_is() -> None:

@@ -15,6 +15,7 @@ from tests import inprocess
 from tests.inprocess import InProcessCluster
 from tests.net.system.test_addresses import needs_ipv6
 from tests.pace import allow
+from zmqps.client.futures import begins
 from zmqps.core.node import handshake
 from zmqps.errors import DeadlineError
 from zmqps.net.system.addresses import join, split
@@ -84,8 +85,8 @@ def test_a_server_that_cannot_be_reached_stands_in_the_status(soon: None, monkey
 
     monkeypatch.setattr(inprocess, "make_node", advertising)
     with InProcessCluster(heartbeat_interval=0.1) as cluster, zmqps.connect(cluster.address) as worker:
-        init = worker.init_async(
-            {"w": np.zeros(2, np.float32)}, optimizer=zmqps.optim.sgd(1.0), mode="async", timeout=allow(60.0)
+        init = begins(zmqps.Worker.init)(
+            worker, {"w": np.zeros(2, np.float32)}, optimizer=zmqps.optim.sgd(1.0), mode="async", timeout=allow(60.0)
         )
         text = f"cannot reach server 0 (server-0, {nowhere}) for"
         cluster.wait_until(lambda status: any(text in line for line in status["waiting"]))

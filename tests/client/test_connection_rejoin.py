@@ -16,6 +16,7 @@ from tests.inprocess import PATIENCE, InProcessCluster
 from tests.modes import MODES
 from tests.net.proxy import Proxy
 from tests.pace import stretch
+from zmqps.client.futures import begins
 from zmqps.core.job.data import DataSpec
 from zmqps.core.protocol.events import Stop
 
@@ -109,10 +110,12 @@ def test_every_call_that_waits_says_that_the_coordinator_is_gone(mode: str) -> N
     with training(mode) as (_, wire, worker), zmqps.connect(wire.entrance, timeout=PATIENCE, job="next") as other:
         with wire.cut():
             waiting: dict[str, Future[Any]] = {
-                "init": other.init_async(ONE, optimizer=zmqps.optim.sgd(1.0), mode="async", timeout=PATIENCE),
-                "barrier": worker.barrier_async("all", timeout=PATIENCE),
-                "ranges": worker._take_async(data, timeout=PATIENCE),
-                "status": worker.status_async(timeout=PATIENCE),
+                "init": begins(zmqps.Worker.init)(
+                    other, ONE, optimizer=zmqps.optim.sgd(1.0), mode="async", timeout=PATIENCE
+                ),
+                "barrier": begins(zmqps.Worker.barrier)(worker, "all", timeout=PATIENCE),
+                "ranges": worker._exchanges.take(data, None, PATIENCE),
+                "status": begins(zmqps.Worker.status)(worker, timeout=PATIENCE),
             }
             if mode != "async":  # otherwise it is the servers' business alone
                 worker.push_async(ONE, timeout=PATIENCE)

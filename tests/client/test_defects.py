@@ -13,6 +13,7 @@ import zmqps
 from tests.inprocess import InProcessCluster
 from tests.pace import allow
 from tests.team import PATIENCE
+from zmqps.client.futures import begins
 from zmqps.core.coordinator import machine as coordinator_machine
 from zmqps.core.server.dense.part import DensePart
 from zmqps.core.worker.transfers import Transfers
@@ -87,5 +88,5 @@ def test_the_coordinator_tells_whose_request_met_a_defect_and_goes_on(
 ) -> None:
     with monkeypatch.context() as broken:
         broken.setattr(coordinator_machine, "members_status", break_down)
-        assert failure(worker.status_async(timeout=allow(60.0))).node.startswith("the coordinator (")
+        assert failure(begins(zmqps.Worker.status)(worker, timeout=allow(60.0))).node.startswith("the coordinator (")
     assert worker.status(timeout=PATIENCE)["jobs"]["default"]["steps"] is not None

@@ -16,6 +16,7 @@ import pytest
 
 import zmqps.aio
 from tests.inprocess import PATIENCE, InProcessCluster
+from zmqps.client.futures import begins
 from zmqps.client.thread import SessionThread
 from zmqps.errors import ClosedError
 
@@ -48,34 +49,34 @@ def in_a_circle(address: str) -> SessionThread:
     worker = zmqps.connect(address, name="dropped")
     circle: list[Any] = [worker]
     circle.append(circle)
-    return worker._thread
+    return worker._member.connection.thread
 
 
 def with_memory(address: str) -> SessionThread:
     worker = zmqps.connect(address, name="dropped")
     worker.push(worker.gradient_buffers())
     worker.pull(copy=False)
-    return worker._thread
+    return worker._member.connection.thread
 
 
 def with_what_waits(address: str) -> SessionThread:
     worker = zmqps.connect(address, name="dropped")
     worker.pull_async(at_least=NEVER, timeout=600.0)
-    worker.barrier_async("nobody else comes", timeout=600.0)
-    return worker._thread
+    begins(zmqps.Worker.barrier)(worker, "nobody else comes", timeout=600.0)
+    return worker._member.connection.thread
 
 
 def rejoined(address: str) -> SessionThread:
     worker = zmqps.connect(address, name="dropped")
     worker.rejoin()
-    return worker._thread
+    return worker._member.connection.thread
 
 
 def of_a_loop(address: str) -> SessionThread:
     async def main() -> SessionThread:
         worker = await zmqps.aio.connect(address, name="dropped")
         await worker.pull()
-        return worker._worker._thread
+        return worker._worker._member.connection.thread
 
     return asyncio.run(main())
 
@@ -101,7 +102,7 @@ def test_a_worker_dropped_on_another_thread_or_in_a_loop_leaves_without_being_wa
 
     async def main() -> None:
         worker = await zmqps.aio.connect(cluster.address, name="dropped")
-        threads.append(worker._worker._thread)
+        threads.append(worker._worker._member.connection.thread)
         join = threading.Thread.join
         monkeypatch.setattr(threading.Thread, "join", lambda self, *args: joins.append(self.name) or join(self, *args))
         del worker
@@ -128,7 +129,10 @@ def test_the_futures_of_a_dropped_worker_are_resolved(cluster: InProcessCluster)
 
 def test_a_worker_is_kept_until_its_init_is_done(cluster: InProcessCluster) -> None:
     worker = zmqps.connect(cluster.address, name="dropped")
-    thread, done = worker._thread, worker.init_async(PARAMS, optimizer=SGD, mode="async")
+    thread, done = (
+        worker._member.connection.thread,
+        begins(zmqps.Worker.init)(worker, PARAMS, optimizer=SGD, mode="async"),
+    )
     del worker
     done.result(PATIENCE)
     gc.collect()

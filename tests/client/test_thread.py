@@ -26,7 +26,7 @@ class Rounds:
     """Notes what is handed to the loop of a worker, and does something before."""
 
     def __init__(self, worker: zmqps.Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.thread = worker._thread
+        self.thread = worker._member.connection.thread
         self.number = 0
         self.before: Callable[[], None] = lambda: None
         loop = self.thread._loop

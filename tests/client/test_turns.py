@@ -193,7 +193,9 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[zmqps.Worker]:
 def pull_here(worker: zmqps.Worker) -> None:
     """Pull until this thread runs the loop: now and then the background thread is told to go on for nothing."""
     until = time.monotonic() + PATIENCE
-    while worker._thread._turns is None or worker._thread._turns.holder != get_ident():
+    while (
+        worker._member.connection.thread._turns is None or worker._member.connection.thread._turns.holder != get_ident()
+    ):
         assert time.monotonic() < until
         worker.pull()
 
@@ -201,16 +203,16 @@ def pull_here(worker: zmqps.Worker) -> None:
 def test_calls_one_after_the_other_run_in_their_callers_thread(worker: zmqps.Worker) -> None:
     pull_here(worker)
     worker.push_pull({"w": np.ones(4, np.float32)})
-    assert worker._thread._turns is not None
-    assert worker._thread._turns.holder == get_ident()
+    assert worker._member.connection.thread._turns is not None
+    assert worker._member.connection.thread._turns.holder == get_ident()
     assert worker.pull_async().result(PATIENCE)["w"].tolist() == [-1.0] * 4
-    assert worker._thread._turns.holder != get_ident(), "nobody waits while it computes"
+    assert worker._member.connection.thread._turns.holder != get_ident(), "nobody waits while it computes"
 
 
 def test_an_interrupted_call_leaves_the_worker_as_it_was(worker: zmqps.Worker) -> None:
     pull_here(worker)
     main, waits = get_ident(), threading.Event()
-    machine = worker._thread.machine
+    machine = worker._member.connection.thread.machine
     begin = machine.transfers.begin
 
     def begun(*args: Any) -> Any:

@@ -13,7 +13,7 @@ import pytest
 import zmqps
 from tests.inprocess import InProcessCluster
 from tests.team import PATIENCE, Team
-from zmqps.client.pusher import Pusher
+from zmqps.client.futures import begins
 from zmqps.combine.events import Fetched, FetchValues
 from zmqps.errors import DeadlineError, NonFiniteGradientError
 
@@ -129,7 +129,7 @@ def test_no_round_waits_for_a_worker_in_a_barrier(cluster: InProcessCluster) -> 
     with ThreadPoolExecutor(3) as threads:
 
         def wait(worker: zmqps.Worker) -> None:
-            future = worker.barrier_async("end", timeout=PATIENCE)
+            future = begins(zmqps.Worker.barrier)(worker, "end", timeout=PATIENCE)
             entered.set()
             future.result()
 
@@ -149,7 +149,7 @@ def test_no_round_waits_for_a_worker_in_a_barrier(cluster: InProcessCluster) -> 
 def test_the_others_go_on_when_the_leader_has_finished(cluster: InProcessCluster) -> None:
     workers = team(cluster)
     workers.all(lambda worker: worker.push_pull(full(worker, 1), timeout=PATIENCE))
-    leading = [worker for worker in workers.workers if worker._group.leader is not None]  # type: ignore[attr-defined]
+    leading = [worker for worker in workers.workers if worker._exchanges._group.leader is not None]  # type: ignore[attr-defined]
     assert len(leading) == 1
     leading[0].finish(timeout=PATIENCE)
     rest = [worker for worker in workers.workers if worker is not leading[0]]
@@ -164,8 +164,9 @@ def test_the_others_go_on_when_the_leader_has_finished(cluster: InProcessCluster
 
 def test_a_leader_that_has_left_a_step_does_not_wait_for_the_values_of_the_next(cluster: InProcessCluster) -> None:
     workers = team(cluster)
-    [leading] = [worker for worker in workers.workers if worker._group.leader is not None]  # type: ignore[attr-defined]
-    Pusher.push_async(leading, full(leading, 1), timeout=PATIENCE).result()  # the others are awaited
-    fetch = leading._group.leader._fetch  # type: ignore[attr-defined]
+    [leading] = [worker for worker in workers.workers if worker._exchanges._group.leader is not None]  # type: ignore[attr-defined]
+    exchanges: Any = leading._exchanges
+    exchanges._direct.begin_push(full(leading, 1), False, 1, None, None, PATIENCE).result()  # the others are awaited
+    fetch = exchanges._group.leader._fetch  # type: ignore[attr-defined]
     assert fetch(FetchValues(1, 0, 0)) == Fetched(1, -1)
     workers.close()

@@ -74,8 +74,10 @@ def test_a_worker_that_the_others_went_on_without_trains_to_its_end(
 
         def push_late(*args: Any, **named: Any) -> None:
             if next(pushes) == 3:
-                assert worker._thread._loop is not None
-                worker._thread._loop.call_soon_threadsafe(released.wait, PATIENCE)  # no heartbeats from now on
+                assert worker._member.connection.thread._loop is not None
+                worker._member.connection.thread._loop.call_soon_threadsafe(
+                    released.wait, PATIENCE
+                )  # no heartbeats from now on
                 cluster.wait_until(lambda status: any(gone["how"] == "lost" for gone in status["gone"]))
                 released.set()
             push(*args, **named)

@@ -202,7 +202,7 @@ def train_and_fuzz(cluster: Cluster, count: int) -> None:
         worker.push({"b": np.ones(4)})
         member.take_job()
         twice.take_job()
-        stolen = worker._thread.machine.member.identity.incarnation
+        stolen = worker._member.connection.thread.machine.member.identity.incarnation
         thief = hello("worker", stolen)
         before, clients = cluster.snapshot(), len(cluster.server.clients)
         members = [(server, member.hello(0), TO_SERVER), (coordinator, hello("observer", OBSERVER), TO_COORDINATOR)]

@@ -151,7 +151,7 @@ def test_a_full_device_says_so() -> None:
 @pytest.mark.processes
 def test_tensors_and_arrays_train_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     device = HostDevice()
-    monkeypatch.setattr("zmqps.client.puller.Handover", lambda: Handover(lambda _: device))
+    monkeypatch.setattr("zmqps.client.connection.Handover", lambda: Handover(lambda _: device))
     start = np.zeros(5000, "f4")
     with (
         zmqps.LocalCluster(servers=2, kernels="numpy", slice_size=8192) as cluster,

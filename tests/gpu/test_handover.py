@@ -256,13 +256,13 @@ class Failing(HostDevice):
 
 def test_a_worker_trains_tensors_and_outlives_a_device_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     device = Failing()
-    monkeypatch.setattr("zmqps.client.puller.Handover", lambda: handover(device))
+    monkeypatch.setattr("zmqps.client.connection.Handover", lambda: handover(device))
     shape = 256, 1000  # a multiple of the alignment, so that nothing but arrays counts below
     with zmqps.LocalCluster(kernels="numpy") as cluster, zmqps.connect(cluster.address) as worker:
         worker.init({"w": Tensor(values(*shape))}, optimizer=zmqps.optim.sgd(0.5), mode="async")
         out = Tensor(np.zeros(shape, "f4"))
         for step in range(1, 4):
-            wait_for_blocks(worker._handover)
+            wait_for_blocks(worker._member.connection.handover)
             params = worker.push_pull({"w": Tensor(values(*shape, seed=step))}, out={"w": out})
             assert params["w"] is out
         expected = values(*shape)

@@ -22,6 +22,7 @@ import zmqps
 from tests.inprocess import InProcessCluster
 from tests.pace import allow
 from zmqps import keys
+from zmqps.client.futures import begins
 from zmqps.errors import ClosedError, ConfigurationError, DeadlineError, ShutdownError
 from zmqps.launch.handout import FOR_WORKERS, key_files, write_files
 from zmqps.launch.nodes import Nodes
@@ -123,7 +124,7 @@ def test_it_can_be_used_where_a_loop_runs_already() -> None:
 def test_stopping_ends_waiting_workers_and_may_be_repeated() -> None:
     cluster = zmqps.LocalCluster(workers=2).start()
     with zmqps.connect(cluster.address) as worker:
-        future = worker.barrier_async("never", timeout=allow(30.0))
+        future = begins(zmqps.Worker.barrier)(worker, "never", timeout=allow(30.0))
         cluster.stop()
         with pytest.raises(ShutdownError):
             future.result(timeout=allow(10.0))

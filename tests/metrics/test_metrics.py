@@ -147,7 +147,7 @@ def test_a_worker_answers_for_itself_until_it_is_closed() -> None:
         InProcessCluster(servers=1) as cluster,
         zmqps.connect(cluster.address, metrics="0", timeout=PATIENCE) as worker,
     ):
-        url = worker._scraped.address
+        url = worker._member.connection.scraped.address
         worker.init(PARAMS, optimizer=zmqps.optim.sgd(1.0), mode="async", timeout=PATIENCE)
         for _ in range(3):
             worker.push_pull(GRADIENTS, timeout=PATIENCE)
@@ -168,7 +168,7 @@ def test_a_worker_asks_the_environment_where_to_answer(monkeypatch, tmp_path: Pa
     monkeypatch.setenv("ZMQPS_METRICS_TOKEN", str(tmp_path / "token"))
     with InProcessCluster(servers=1) as cluster, zmqps.connect(cluster.address, timeout=PATIENCE) as worker:
         with pytest.raises(urllib.error.HTTPError, match="401") as refused:
-            scrape(worker._scraped.address)
+            scrape(worker._member.connection.scraped.address)
         refused.value.close()
         with zmqps.connect(cluster.address, metrics="", timeout=PATIENCE) as silent:
             assert silent._scraped.address == ""

@@ -20,6 +20,7 @@ from tests.optim.specs import SPECS as OPTIMIZERS
 from tests.reference import Reference, odd_parameters
 from tests.tables import for_each
 from zmqps import codecs
+from zmqps.client.futures import begins
 
 #: Large enough that slices travel as frames without a copy.
 SLICE_NBYTES = 128 << 10
@@ -54,8 +55,11 @@ def train(transport: str, optimizer: str) -> None:
             stack.enter_context(zmqps.connect(cluster.address, transport=transport, timeout=PATIENCE))
             for _ in range(WORKERS)
         ]
-        all_of(worker.init_async(arrays(0), optimizer=OPTIMIZERS[optimizer], mode="async") for worker in workers)
-        requests = workers[0]._requests
+        all_of(
+            begins(zmqps.Worker.init)(worker, arrays(0), optimizer=OPTIMIZERS[optimizer], mode="async")
+            for worker in workers
+        )
+        requests = workers[0]._member.requests
         assert requests is not None
         reference = Reference(requests.job, requests._planned[0], flat(arrays(0)))
         seqs = dict.fromkeys(range(SERVERS), 0)

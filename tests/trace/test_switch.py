@@ -65,12 +65,12 @@ def recorded_by_all(trace: Trace) -> list[PushTrace]:
 def test_a_running_job_is_recorded_and_goes_on_as_before(cluster: zmqps.LocalCluster, mode: str) -> None:
     said: list[str] = []
     with training(cluster, mode) as worker:
-        check = worker._thread.machine.transfers.all_finite
+        check = worker._member.connection.thread.machine.transfers.all_finite
         trace = record(cluster.address, seconds=30.0, steps=20, progress=said.append)
-        driver = worker._thread._driver
+        driver = worker._member.connection.thread._driver
         assert driver is not None
         assert isinstance(driver.machine, SessionKernel)  # nothing stands in its place any more
-        assert worker._thread.machine.transfers.all_finite is check
+        assert worker._member.connection.thread.machine.transfers.all_finite is check
         before = worker.statistics().pushes
         record(cluster.address, seconds=30.0, steps=3)
         assert worker.statistics().pushes > before

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from dataclasses import dataclass, field
+from typing import TypeVar
 
 from zmqps import checks
 from zmqps.core.treatments import Treatment
@@ -111,11 +110,3 @@ def group_of(name: str, value: T | None, kind: type[T]) -> T:
             f"got {checks.shown(value)}"
         )
     return value
-
-
-def over_workers(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options of `zmqps.Worker.init` with the mean of a framework: over all workers, where there are steps."""
-    if options.get("mode", "sync") != "sync":
-        return dict(options)
-    steps = group_of("steps", options.get("steps"), Steps)
-    return {**options, "steps": steps if steps.mean is not None else replace(steps, mean="workers")}

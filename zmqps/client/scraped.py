@@ -7,7 +7,6 @@ import os
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Protocol
 
 from zmqps.client.thread import SessionThread
 from zmqps.core.node.measured import Counted, Measurements
@@ -20,16 +19,6 @@ from zmqps.web.place import WebPlace
 TOKEN_VARIABLE = "ZMQPS_METRICS_TOKEN"
 
 log = logging.getLogger("zmqps.worker")
-
-
-class Member(Protocol):
-    """A connection to a cluster."""
-
-    @property
-    def job(self) -> str:
-        """The name of its job."""
-
-    _role: str
 
 
 class Scraped:
@@ -90,9 +79,9 @@ class Scraped:
         self._stack.close()
 
 
-def scraped(member: Member, address: str, pinned: Callable[[], int]) -> Scraped:
-    """Return an object that answers scrapes of a member at an address until it is closed or garbage-collected."""
+def scraped(owner: object, address: str, role: str, job: str, pinned: Callable[[], int]) -> Scraped:
+    """Return an object that answers scrapes at an address until it is closed, or its owner garbage-collected."""
     place = WebPlace(address, os.environ.get(TOKEN_VARIABLE) or None)
-    answers = Scraped(place, member._role, member.job, pinned)
-    weakref.finalize(member, answers.close).atexit = False
+    answers = Scraped(place, role, job, pinned)
+    weakref.finalize(owner, answers.close).atexit = False
     return answers

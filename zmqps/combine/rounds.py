@@ -7,7 +7,8 @@ import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from zmqps.client.pusher import Pusher
+from zmqps.client.connection import Connection
+from zmqps.client.exchanges import Exchanges
 from zmqps.client.requests import Requests
 from zmqps.combine import meeting
 from zmqps.combine.events import Fetched, FetchValues, RoundPushed
@@ -37,37 +38,38 @@ class HostModels:
         self.examples = 0  # the largest `examples` of the step's pushes
 
 
-def lead(me: Pusher, models: HostModels, met: meeting.Met, path: Path) -> Leader:
+def lead(me: Exchanges, models: HostModels, met: meeting.Met, path: Path) -> Leader:
     """Begin to lead the group; nothing of it refers to this worker, which may be dropped."""
     reference = weakref.ref(me)
-    job, welcome = models.requests.job, me._thread.machine.member.welcome
+    job, welcome = models.requests.job, me.member.connection.thread.machine.member.welcome
     assert welcome is not None
     places = [SharedModel(models.values_layout, models.arenas) for _ in range(NUM_PLACES)]
     sums = SharedModel(models.gradients_layout, models.arenas)
 
-    def worker() -> Pusher:
+    def worker() -> Exchanges:
         found = reference()
-        if found is None or found._closed:
+        if found is None or found.member.connection.closed:
             raise ClosedError("the leader of this host's workers was closed")
         return found
 
     def push(step: int, brought: Sequence[Brought]) -> RoundPushed:
         one = worker()
-        if job.mode != "async" and one._reads_at() != step:
+        if job.mode != "async" and one.member.reads_at() != step:
             return RoundPushed(alone=True)
         advance = None if job.mode == "async" else Advance(0.0)
-        push_sums(one, brought, advance, one._thread.time() + one._seconds(None), sums.flat)
+        connection = one.member.connection
+        push_sums(one, brought, advance, connection.thread.time() + connection.seconds(None), sums.flat)
         return RoundPushed()
 
     def fetch(what: FetchValues) -> Fetched:
         one = worker()
         flat = places[what.place].flat
         out = {p.name: flat[number].reshape(p.shape) for number, p in enumerate(job.parameters)}
-        step = one._reads_at() or 0 if job.mode == "bounded" else what.step
-        pull = Pusher.pull_async(one, out=out)
+        step = one.member.reads_at() or 0 if job.mode == "bounded" else what.step
+        pull = one.begin_pull(None, out, None, None, None, True, None)
         if job.mode != "sync":
             return Fetched(what.number, step, pull.result().version)
-        if (one._reads_at() or 0) > step:
+        if (one.member.reads_at() or 0) > step:
             # it may be of the step after, which is not over before the reader's push: the reader pulls by itself
             pull.cancel()
             return Fetched(what.number, -1)
@@ -75,7 +77,7 @@ def lead(me: Pusher, models: HostModels, met: meeting.Met, path: Path) -> Leader
         return Fetched(what.number, version, version)
 
     machine = GroupMachine(
-        me._thread.machine.title, job.mode, me._reads_at() or 0, welcome.heartbeat_interval,
+        me.member.connection.thread.machine.title, job.mode, me.member.reads_at() or 0, welcome.heartbeat_interval,
         welcome.heartbeat_timeout, time.monotonic(),
     )  # fmt: skip
     return Leader(
@@ -85,7 +87,7 @@ def lead(me: Pusher, models: HostModels, met: meeting.Met, path: Path) -> Leader
 
 
 def push_sums(
-    worker: Pusher,
+    direct: Exchanges,
     brought: Sequence[Brought],
     advance: Advance | None,
     ends_at: float,
@@ -98,8 +100,8 @@ def push_sums(
 
     Parameters
     ----------
-    worker
-        The worker that pushes.
+    direct
+        The exchanges of the worker that pushes.
     brought
         Sums over examples.
     advance
@@ -109,7 +111,7 @@ def push_sums(
     sums
         Memory for the means; None: that of the only contributor.
     """
-    requests = worker._requests
+    requests, connection = direct.member.requests, direct.member.connection
     assert requests is not None
     parameters = requests.job.parameters
     codecs = {one.bring.codec for one in brought if one.bring.counts}
@@ -135,18 +137,16 @@ def push_sums(
     counts_all = requests.job.mean == "workers"
     for index, (count, grads) in enumerate(together.items()):
         last = index == len(together) - 1 and not (counts_all or for_all)
-        Pusher.push_async(
-            worker, grads, examples=count, codec=codec, atomic=atomic, step=last and advance is not None,
-            timeout=left(worker, ends_at),
-        ).result()  # fmt: skip
+        ends = last and advance is not None
+        direct.begin_push(grads, atomic, count, codec, ends, left(connection, ends_at)).result()
     if advance is not None and (not together or counts_all or for_all):
-        ends = Advance(0.0, skips=advance.skips, for_all=for_all, examples=examples)
-        worker._submit(ends, left(worker, ends_at)).result()
+        end = Advance(0.0, skips=advance.skips, for_all=for_all, examples=examples)
+        direct.member.submit(end, left(connection, ends_at)).result()
 
 
-def left(worker: Pusher, ends_at: float) -> float:
+def left(connection: Connection, ends_at: float) -> float:
     """Return the seconds until then, by the worker's time."""
-    return max(ends_at - worker._thread.time(), 0.001)
+    return max(ends_at - connection.thread.time(), 0.001)
 
 
 def check_combines(job: JobSpec) -> None:

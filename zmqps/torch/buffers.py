@@ -6,6 +6,7 @@ from concurrent.futures import Future
 
 import torch
 
+from zmqps.client.futures import begins
 from zmqps.errors import ConfigurationError
 from zmqps.torch.model import buffers_of
 from zmqps.worker import Worker
@@ -69,10 +70,10 @@ class Buffers:
         if self._by == "average":
             means = {name: tensor for name, tensor in changed.items() if tensor.is_floating_point()}
             if means:
-                sent.append(worker.average_async(means, timeout=timeout))
+                sent.append(begins(Worker.average)(worker, means, timeout=timeout))
             changed = {name: tensor for name, tensor in changed.items() if name not in means}
         if changed and worker.is_chief:
-            sent.append(worker.set_async(changed, timeout=timeout))
+            sent.append(begins(Worker.set)(worker, changed, timeout=timeout))
         return sent
 
     def _changed(self, worker: Worker) -> dict[str, torch.Tensor]:

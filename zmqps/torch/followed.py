@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from zmqps.client.futures import begins
 from zmqps.errors import OptimizerError
 from zmqps.torch.translate import Numbers
 from zmqps.worker import Worker
@@ -72,7 +73,9 @@ class Followed:
             self._sent = None
         elif now is not self._sent:
             values, of_groups = now
-            self._pending = self._worker.set_hyperparameters_async(values, groups=of_groups, timeout=self._timeout)
+            self._pending = begins(Worker.set_hyperparameters)(
+                self._worker, values, groups=of_groups, timeout=self._timeout
+            )
             self._sent = now
             if not self._sync:
                 self._pending.exception()

@@ -14,8 +14,7 @@ import torch.distributed
 
 from zmqps.checkpoint import open_checkpoint
 from zmqps.checkpoint.torch_state import torch_state
-from zmqps.client.claims import claim, release
-from zmqps.client.groups import over_workers
+from zmqps.client.frameworks import claim, over_workers, release
 from zmqps.errors import ConfigurationError, PSError
 from zmqps.torch.buffers import Buffers
 from zmqps.torch.changed import Changed

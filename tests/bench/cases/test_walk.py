@@ -67,9 +67,9 @@ def test_each_walk_goes_through_what_it_is_of(walks: dict[str, Walk], name: str,
 
 def test_it_begins_and_ends_with_the_user_and_crosses_three_threads(push_pull: Walk) -> None:
     first, *_ = push_pull.calls
-    assert (first.file, first.function) == ("zmqps/client/pusher.py", "Pusher.push_pull")
+    assert (first.file, first.function) == ("zmqps/worker.py", "Worker.push_pull")
     assert [turn[0].function for turn in push_pull.turns] == [
-        "Pusher.push_pull",
+        "Worker.push_pull",
         "SessionThread._make_calls",
         "ZmqTransport._drain",
         "ZmqTransport._drain",

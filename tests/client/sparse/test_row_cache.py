@@ -17,6 +17,7 @@ from tests.inprocess import InProcessCluster
 from tests.tables import for_each
 from tests.team import PATIENCE
 from zmqps import optim, row_cache
+from zmqps.client.futures import begins
 from zmqps.client.requests import Requests
 from zmqps.client.sparse.row_cache import Call, RowCache, RowCaches
 from zmqps.client.sparse.tables import Table, table
@@ -37,13 +38,13 @@ class Slow(Member):
         super().__init__()
         tables = (table(2, optimizer=optimizer).named("items"),)
         job = JobSpec(parameters=(), optimizer=SGD.to_wire(), tables=tables, mode="async")
-        self.job = replace(job, **options)
-        self.requests = Requests(Attached(self.job, Placement.balance(KeySpace.of(self.job), SHARDS)), Handover())
+        self.spec = replace(job, **options)
+        self.requests = Requests(Attached(self.spec, Placement.balance(KeySpace.of(self.spec), SHARDS)), Handover())
         self.waiting: list[tuple[Future[Any], Callable[[Any], Any] | None]] = []
         self.is_slow = False
         self.error: PSError | None = None  # of the next exchange
 
-    def _submit(
+    def submit(
         self, operation: Operation, timeout: float | None, result: Callable[[Any], Any] | None = None
     ) -> Future[Any]:
         assert isinstance(operation, Exchange)
@@ -53,7 +54,7 @@ class Slow(Member):
             error, self.error = self.error, None
             future.set_exception(error)
             return future
-        super()._submit(operation, timeout)
+        super().submit(operation, timeout)
         self.waiting.append((future, result))
         if not self.is_slow:
             self.answer(0)
@@ -65,8 +66,8 @@ class Slow(Member):
 
     def items(self, rows: int = 100, **options: Any) -> Table:
         """Return the table, with a cache of this worker's."""
-        cache = RowCache(row_cache(rows, **options), self.job, self.job.tables[0])
-        self._caches["items"] = cache
+        cache = RowCache(row_cache(rows, **options), self.spec, self.spec.tables[0])
+        self.caches["items"] = cache
         return Table(self, "items")
 
     def moved(self) -> tuple[int, int]:
@@ -167,7 +168,7 @@ def test_what_has_gone_back_is_not_read_again_also_if_it_is_on_its_way() -> None
     items.pull([5])
     member.is_slow = True
     coming = items.pull_async([6])
-    caches = RowCaches(member._caches)
+    caches = RowCaches(member.caches)
     caches.outdate()
     member.answer(0)
     assert coming.result().tolist() == [[0, 0]]
@@ -383,7 +384,7 @@ def test_a_push_of_which_something_is_kept_cannot_be_withdrawn() -> None:
     assert not future.cancel()
     member.answer(0)
     assert future.result() is None
-    items.flush_async()
+    begins(zmqps.Table.flush)(items)
     assert {number: row.tolist() for number, row in member.rows.items()} == {5: [-1, -1], 6: [-1, -1]}
 
 
@@ -393,7 +394,7 @@ def test_a_close_does_not_wait_for_a_call_that_it_has_interrupted(
     monkeypatch.setattr("zmqps.client.sparse.row_cache.FAREWELL_S", 0.01)
     member = Slow()
     items = member.items(defer=True)
-    cache = member._caches["items"]
+    cache = member.caches["items"]
     with cache._lock:  # as a signal handler would find it
         cache.leave(Call(member, member.requests.table("items"), None))
     assert "in use" in caplog.text

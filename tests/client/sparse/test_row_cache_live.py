@@ -16,6 +16,7 @@ from tests.team import PATIENCE, Team
 from zmqps import optim, row_cache
 from zmqps.client.sparse.tables import table
 from zmqps.core.protocol.arrays import Array
+from zmqps.core.protocol.messages.membership import DepartureCause
 from zmqps.core.worker.layout.rollbacks import Rollback
 from zmqps.errors import ClosedError, ConfigurationError
 
@@ -183,8 +184,8 @@ ENDS: dict[str, Callable[[zmqps.Worker], Any]] = {
     "skip": lambda worker: worker.skip(timeout=PATIENCE),
     "checkpoint": checkpoint,
     "finish": lambda worker: worker.finish(timeout=PATIENCE),
-    "finish_async": lambda worker: worker.finish_async(timeout=PATIENCE).result(PATIENCE),
-    "drain": lambda worker: worker.drain_async(timeout=PATIENCE).result(PATIENCE),
+    "finish by a future": lambda worker: worker._exchanges.finish(DepartureCause.FINISHED, PATIENCE).result(PATIENCE),
+    "drain": lambda worker: worker._exchanges.finish(DepartureCause.DRAINED, PATIENCE).result(PATIENCE),
     "close": lambda worker: worker.close(timeout=PATIENCE),
     "no cache": lambda worker: worker.table("t", cache=row_cache(0)),
     "another cache": lambda worker: worker.table("t", cache=row_cache(5)),
@@ -248,7 +249,7 @@ def test_copies_are_read_no_more_once_the_job_has_gone_back(address: str) -> Non
         items = worker.table("t")
         assert items.pull([7], timeout=PATIENCE)[0, 0] == 1.0
         gone = Rollback(version=0, shards=(0,), lost=1, state={}, path="somewhere")
-        for listener in worker._listeners:
+        for listener in worker._member.connection.listeners:
             listener(gone)
         assert items.pull([7], timeout=PATIENCE)[0, 0] == 11.0  # with what was kept all the while
 

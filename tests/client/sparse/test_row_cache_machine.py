@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from tests.client.sparse.test_row_cache import Slow
+from zmqps.client.futures import begins
+from zmqps.client.sparse.tables import Table
 
 
 class Exact(RuleBasedStateMachine):
@@ -82,7 +84,7 @@ class Exact(RuleBasedStateMachine):
 
     @rule()
     def flush(self):
-        self.items.flush_async()
+        begins(Table.flush)(self.items)
         rows = self.member.rows
         assert {id_: float(row[0]) for id_, row in rows.items() if row[0]} == self.own
         assert {id_: float(row[1]) for id_, row in rows.items() if row[1]} == self.others
@@ -101,7 +103,7 @@ class Exact(RuleBasedStateMachine):
         self.look()
         assert not self.coming
         self.flush()
-        self.member._caches["items"]._cache.validate()
+        self.member.caches["items"]._cache.validate()
 
 
 class Through(Exact):

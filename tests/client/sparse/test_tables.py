@@ -16,6 +16,7 @@ from tests.inprocess import InProcessCluster
 from tests.tables import for_each
 from tests.team import PATIENCE
 from zmqps import optim
+from zmqps.client.futures import begins
 from zmqps.client.requests import Requests
 from zmqps.client.sparse.row_cache import RowCache
 from zmqps.client.sparse.tables import Table, TableOptions, specs_of, table
@@ -152,16 +153,16 @@ class Member:
         self.shard_of: dict[int, int] = {}
         self.exchanges: list[Exchange] = []
         self.timeouts: set[float | None] = set()
-        self._caches: dict[str, RowCache] = {}
+        self.caches: dict[str, RowCache] = {}
 
-    def _reads_at(self) -> int | None:
+    def reads_at(self) -> int | None:
         raise AssertionError("there is no cache that goes by steps")
 
-    def _job(self, timeout: float | None) -> Requests:
+    def job(self, timeout: float | None) -> Requests:
         self.timeouts.add(timeout)
         return self.requests
 
-    def _submit(
+    def submit(
         self, operation: Operation, timeout: float | None, result: Callable[[Any], Any] | None = None
     ) -> Future[Any]:
         assert isinstance(operation, Exchange)
@@ -175,8 +176,8 @@ class Member:
         done.set_result(None if result is None else result(None))
         return done
 
-    def _complete(self, operation: Operation, timeout: float | None, result: Callable[[Any], Any] | None = None) -> Any:
-        return self._submit(operation, timeout, result).result()
+    def complete(self, operation: Operation, timeout: float | None, result: Callable[[Any], Any] | None = None) -> Any:
+        return self.submit(operation, timeout, result).result()
 
     def _apply(self, push: PushTransfer) -> None:
         assert isinstance(push.source, RowSource)
@@ -234,7 +235,7 @@ def test_each_call_is_one_exchange_with_its_timeout(member: Member, items: Table
         (lambda: items.push_async([1, 2], ones, timeout=3.0).result(), (True, False)),
         (lambda: items.pull_async([1, 2], timeout=3.0).result(), (False, True)),
         (lambda: items.push_pull_async([1, 2], ones, [1], timeout=3.0).result(), (True, True)),
-        (lambda: items.load_async([1, 2], ones, timeout=3.0).result(), (True, False)),
+        (lambda: begins(zmqps.Table.load)(items, [1, 2], ones, timeout=3.0).result(), (True, False)),
     ]
     for call, expected in calls:
         member.exchanges.clear()

@@ -12,6 +12,7 @@ import pytest
 import zmqps
 from tests.team import PATIENCE, Team
 from zmqps import optim
+from zmqps.client.futures import begins
 from zmqps.core.protocol.arrays import Array
 from zmqps.initial import constant, normal, uniform, zeros
 
@@ -178,7 +179,7 @@ def test_four_workers_train_each_rule_as_one_process_does(servers: int) -> None:
                 if (mine := brought[name, step, worker.rank]) is not None:
                     ids, grads, examples = mine
                     under_way.append(way.push_async(ids, grads, examples=examples, timeout=PATIENCE))
-            under_way.append(worker.advance_async(timeout=PATIENCE))
+            under_way.append(begins(zmqps.Worker.advance)(worker, timeout=PATIENCE))
             for future in under_way:
                 future.result()
             if worker.rank == step % WORKERS and step + 1 in LOOKED_AT:

@@ -117,7 +117,7 @@ def test_an_atomic_push_larger_than_the_ring_goes_both_ways(cluster: Cluster, mo
         assert same(worker.pull(), expected)
         # A server copies until the worker has mapped its memory: a whole slice of each is surely among those copies.
         assert all(lanes.counters["lane_overflows"] for lanes in cluster.servers)
-        driver = worker._thread._driver
+        driver = worker._member.connection.thread._driver
         assert driver is not None
         pushed = driver.transport.facts()
         assert pushed["lane_overflows"] > 0
@@ -128,7 +128,7 @@ def test_the_status_says_how_a_worker_is_connected(cluster: Cluster) -> None:
     with zmqps.connect(cluster.address) as worker:
         worker.init(initial(), optimizer=zmqps.optim.sgd(1.0), mode="async")
         worker.pull()
-        driver = worker._thread._driver
+        driver = worker._member.connection.thread._driver
         assert driver is not None
         assert driver.transport.facts()["transport"] == "shm"
 
@@ -139,7 +139,7 @@ def test_the_environment_chooses_where_the_program_does_not(cluster: Cluster, mo
         with zmqps.connect(cluster.address, transport=choice) as worker:
             worker.init({"w": np.zeros(3)}, optimizer=zmqps.optim.sgd(1.0), mode="async")
             worker.pull()
-            driver = worker._thread._driver
+            driver = worker._member.connection.thread._driver
             assert driver is not None
             assert driver.transport.facts()["transport"] == expected
     monkeypatch.setenv("ZMQPS_TRANSPORT", "pigeon")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from zmqps.client.joint import Joint, done
+from zmqps.client.futures import Joint, done
 from zmqps.client.sparse.cache_options import CacheOptions, CacheStatistics, rate_of
 from zmqps.client.sparse.rows import Brought, RowRequests, Wanted
 from zmqps.client.thread import in_callback
@@ -43,12 +43,12 @@ FAREWELL_S = 2.0
 class Member(Protocol):
     """What a cache requires of its member of the cluster."""
 
-    def _submit(
+    def submit(
         self, operation: Operation, timeout: float | None, result: Callable[[Any], Any] | None = ...
     ) -> Future[Any]:
         """Begin an operation."""
 
-    def _reads_at(self) -> int | None:
+    def reads_at(self) -> int | None:
         """Return the clock of a read requested now; None: it ends no steps."""
 
 
@@ -61,7 +61,7 @@ class Call(NamedTuple):
 
     def submit(self, exchange: Exchange, result: Callable[[Any], Any] | None = None) -> Future[Any]:
         """Begin an operation."""
-        return self.member._submit(exchange, self.timeout, result)
+        return self.member.submit(exchange, self.timeout, result)
 
 
 class Write(NamedTuple):
@@ -125,7 +125,7 @@ class RowCache:
         if wanted is not None and (wanted.codec is not None or (self._is_bounded and in_callback())):
             return self._read_all(call, brought, push, wanted)
         looked = None if wanted is None else call.requests.look(wanted)
-        step = call.member._reads_at() if wanted is not None and self._is_bounded else None
+        step = call.member.reads_at() if wanted is not None and self._is_bounded else None
         if step is not None and push is not None:
             step += push.whole
         with self._lock:

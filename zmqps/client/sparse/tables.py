@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 import numpy as np
 
 from zmqps import checks
-from zmqps.client.joint import done
+from zmqps.client.futures import blocking, done, future_of
 from zmqps.client.sparse.cache_options import CacheStatistics
 from zmqps.client.sparse.row_cache import Call, RowCache
 from zmqps.client.sparse.rows import Brought, Wanted
@@ -133,25 +133,25 @@ class Member(Protocol):
     """What a table requires of its member of the cluster."""
 
     @property
-    def job(self) -> str:
+    def job_name(self) -> str:
         """The name of its job."""
 
     @property
-    def _caches(self) -> Mapping[str, RowCache]:
+    def caches(self) -> Mapping[str, RowCache]:
         """Return the caches of its tables that have one, by name."""
 
-    def _reads_at(self) -> int | None:
+    def reads_at(self) -> int | None:
         """Return the clock of a read requested now; None: it ends no steps."""
 
-    def _job(self, timeout: float | None) -> Requests:
+    def job(self, timeout: float | None) -> Requests:
         """Return the job."""
 
-    def _submit(
+    def submit(
         self, operation: Operation, timeout: float | None, result: Callable[[Any], Any] | None = ...
     ) -> Future[Any]:
         """Begin an operation."""
 
-    def _complete(self, operation: Operation, timeout: float | None, result: Callable[[Any], Any] | None = ...) -> Any:
+    def complete(self, operation: Operation, timeout: float | None, result: Callable[[Any], Any] | None = ...) -> Any:
         """Begin an operation and return its result; this thread may run the loop meanwhile."""
 
 
@@ -224,11 +224,10 @@ class Table(WholeTable):
         """
         return self._complete(None, Wanted(ids, out, codec), timeout)
 
-    def pull_async(
-        self, ids: Any, *, out: Any = None, codec: str | Codec | None = None, timeout: float | None = None
-    ) -> Future[Any]:
+    @future_of(pull)
+    def pull_async(self, given: dict[str, Any]) -> Future[Any]:
         """`pull`, as a future: ask for the next batch's rows, and compute meanwhile."""
-        return self._begin(None, Wanted(ids, out, codec), timeout)
+        return self._begin(None, Wanted(given["ids"], given["out"], given["codec"]), given["timeout"])
 
     def rows(self, ids: Any, *, timeout: float | None = None) -> Array:
         """Return rows as they are on the servers, in full precision whatever the job's codec; it creates none.
@@ -287,18 +286,11 @@ class Table(WholeTable):
         """
         self._complete(Brought(ids, grads, examples, codec, step), None, timeout)
 
-    def push_async(
-        self,
-        ids: Any,
-        grads: Any,
-        *,
-        examples: int = 1,
-        codec: str | Codec | None = None,
-        step: bool | None = None,
-        timeout: float | None = None,
-    ) -> Future[None]:
+    @future_of(push)
+    def push_async(self, given: dict[str, Any]) -> Future[None]:
         """`push`, as a future."""
-        return self._begin(Brought(ids, grads, examples, codec, step), None, timeout)
+        timeout = given.pop("timeout")
+        return self._begin(Brought(**given), None, timeout)
 
     def push_pull(
         self,
@@ -346,24 +338,15 @@ class Table(WholeTable):
         brought, wanted = Brought(ids, grads, examples, codec, step), Wanted(next_ids, out, pull_codec)
         return self._complete(brought, wanted, timeout)
 
-    def push_pull_async(
-        self,
-        ids: Any,
-        grads: Any,
-        next_ids: Any,
-        *,
-        out: Any = None,
-        examples: int = 1,
-        codec: str | Codec | None = None,
-        pull_codec: str | Codec | None = None,
-        step: bool | None = None,
-        timeout: float | None = None,
-    ) -> Future[Any]:
+    @future_of(push_pull)
+    def push_pull_async(self, given: dict[str, Any]) -> Future[Any]:
         """`push_pull`, as a future."""
-        brought, wanted = Brought(ids, grads, examples, codec, step), Wanted(next_ids, out, pull_codec)
-        return self._begin(brought, wanted, timeout)
+        wanted = Wanted(given.pop("next_ids"), given.pop("out"), given.pop("pull_codec"))
+        timeout = given.pop("timeout")
+        return self._begin(Brought(**given), wanted, timeout)
 
-    def load(self, ids: Any, values: Any, *, step: bool = False, timeout: float | None = None) -> None:
+    @blocking
+    def load(self, ids: Any, values: Any, *, step: bool = False, timeout: float | None = None) -> Future[None]:
         """Set rows to values, without the optimizer; missing ones are created.
 
         Slots and counts of the optimizer do not change. In synchronous mode it is a part of this worker's step, like
@@ -387,62 +370,53 @@ class Table(WholeTable):
         TableFullError, DeadlineError, PeerLostError
             As for `push`.
         """
-        refuse_in_callback()
-        self.load_async(ids, values, step=step, timeout=timeout).result()
-
-    def load_async(self, ids: Any, values: Any, *, step: bool = False, timeout: float | None = None) -> Future[None]:
-        """`load`, as a future."""
-        if (cache := self._member._caches.get(self.name)) is not None:
+        if (cache := self._member.caches.get(self.name)) is not None:
             return cache.load(self._call(timeout), ids, values, step)
         push = self._requests(timeout).load(ids, values, step)
-        return self._member._submit(Exchange(push=push), timeout)
+        return self._member.submit(Exchange(push=push), timeout)
 
-    def flush(self, *, timeout: float | None = None) -> None:
+    @blocking
+    def flush(self, *, timeout: float | None = None) -> Future[None]:
         """Send the gradients deferred by this worker's cache of the table; return when servers have applied them.
 
         Without a cache, or with one that defers none, there are none. Errors are those of `push`, also of gradients
         sent since the last flush.
         """
-        refuse_in_callback()
-        self.flush_async(timeout=timeout).result()
-
-    def flush_async(self, *, timeout: float | None = None) -> Future[None]:
-        """`flush`, as a future."""
-        cache = self._member._caches.get(self.name)
+        cache = self._member.caches.get(self.name)
         return done() if cache is None else cache.flush(self._call(timeout))
 
     def cache_statistics(self) -> CacheStatistics:
         """Return the contents and savings of this worker's cache of the table; without one, zeros."""
-        cache = self._member._caches.get(self.name)
+        cache = self._member.caches.get(self.name)
         return CacheStatistics() if cache is None else cache.statistics()
 
     def _complete(self, brought: Brought | None, wanted: Wanted | None, timeout: float | None) -> Any:
         """Push and pull, and return the result."""
         refuse_in_callback()
-        if self.name in self._member._caches:
+        if self.name in self._member.caches:
             return self._begin(brought, wanted, timeout).result()
         exchange, result = self._requests(timeout).exchange(brought, wanted)
-        return self._member._complete(exchange, timeout, result)
+        return self._member.complete(exchange, timeout, result)
 
     def _begin(self, brought: Brought | None, wanted: Wanted | None, timeout: float | None) -> Future[Any]:
         """Begin to push and pull."""
-        if (cache := self._member._caches.get(self.name)) is not None:
+        if (cache := self._member.caches.get(self.name)) is not None:
             return cache.begin(self._call(timeout), brought, wanted)
         exchange, result = self._requests(timeout).exchange(brought, wanted)
-        return self._member._submit(exchange, timeout, result)
+        return self._member.submit(exchange, timeout, result)
 
     def _call(self, timeout: float | None) -> Call:
         return Call(self._member, self._requests(timeout), timeout)
 
     def _requests(self, timeout: float | None) -> RowRequests:
-        return self._member._job(timeout).table(self.name)
+        return self._member.job(timeout).table(self.name)
 
     @property
     def _job_name(self) -> str:
-        return self._member.job
+        return self._member.job_name
 
     def _exchange(self, exchange: Exchange, timeout: float | None) -> Future[Any]:
-        return self._member._submit(exchange, timeout)
+        return self._member.submit(exchange, timeout)
 
     def __repr__(self) -> str:
         return f"<zmqps.Table {self.name!r}>"

@@ -14,7 +14,7 @@ import zmqps
 from tests.inprocess import InProcessCluster
 from tests.tables import one_in
 from tests.team import Team
-from zmqps.client.steps import Steps
+from zmqps.client.exchanges import Loop
 from zmqps.core.job.spec import JobSpec, Parameter
 from zmqps.errors import ConfigurationError
 
@@ -101,7 +101,7 @@ def test_a_step_of_several_gradients_takes_several_turns(address: str) -> None:
 
 
 def test_one_gone_back_is_no_body_that_ends_no_step() -> None:
-    steps = Steps(9, JobSpec(parameters=(Parameter("w", (4,), "float32"),), optimizer=SGD.to_wire(), mode="sync"), 0)
+    steps = Loop(9, JobSpec(parameters=(Parameter("w", (4,), "float32"),), optimizer=SGD.to_wire(), mode="sync"), 0)
     assert all(map(steps.begin, (0, 1, 2, 3, 1, 1, 2)))
     assert not steps.begin(9)
     assert steps.is_over

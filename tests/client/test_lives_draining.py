@@ -15,7 +15,7 @@ import pytest
 import zmqps
 from tests.inprocess import InProcessCluster
 from tests.pace import allow
-from zmqps.client import draining
+from zmqps.client import lives
 from zmqps.core.protocol import exits
 from zmqps.errors import ClosedError, ConfigurationError
 
@@ -27,8 +27,8 @@ def as_before() -> Iterator[None]:
     before = signal.getsignal(HERE)
     yield
     signal.signal(HERE, before)
-    draining._asked.clear()
-    draining._before.clear()
+    lives._asked.clear()
+    lives._before.clear()
 
 
 def test_a_signal_asks_once_and_then_does_what_it_did_before() -> None:
@@ -36,9 +36,9 @@ def test_a_signal_asks_once_and_then_does_what_it_did_before() -> None:
     signal.signal(HERE, lambda number, frame: heard.append(number))
     zmqps.drain_on(HERE)
     zmqps.drain_on(HERE)
-    assert not draining.is_draining()
+    assert not lives.is_draining()
     signal.raise_signal(HERE)
-    assert draining.is_draining()
+    assert lives.is_draining()
     assert heard == []
     signal.raise_signal(HERE)
     assert heard == [HERE]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from zmqps.client.claims import claim, claimed, release
+from zmqps.client.frameworks import claim, claimed, release
 from zmqps.errors import ConfigurationError
 
 

@@ -1,26 +1,27 @@
-"""A worker that combines its gradients with those of its host: one push a host, and values that come once.
+"""The exchanges of a worker that combines its gradients with those of its host: one push a host, values come once.
 
-Each is a member of the cluster like any other: it has a rank, is counted, waited for and evicted. What it does not do
-is carry its own gradients: it writes them to shared memory, from where the leader of its host group adds and pushes
-them (`zmqps.combine.group`). Its own step ends with nothing in it. What is not combined it does by itself, as without.
+Each worker is a member of the cluster like any other: it has a rank, is counted, waited for and evicted. What it does
+not do is carry its own gradients: it writes them to shared memory, from where the leader of its host group adds and
+pushes them (`zmqps.combine.group`). Its own step ends with nothing in it. What is not combined it does by itself.
 """
 
 from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
 from zmqps import checks
-from zmqps.client.puller import Puller
-from zmqps.client.pusher import Pusher
+from zmqps.client.connection import Connection
+from zmqps.client.exchanges import Exchanges
+from zmqps.client.member import Member
 from zmqps.client.requests import Params
 from zmqps.client.tensors import are_finite
-from zmqps.client.thread import refuse_in_callback
+from zmqps.client.thread import SessionThread, refuse_in_callback
 from zmqps.codecs import Codec
 from zmqps.combine import meeting
 from zmqps.combine.leader import Brought, Leader
@@ -41,11 +42,13 @@ from zmqps.combine.messages import (
 )
 from zmqps.combine.rounds import HostModels, check_combines, lead, left, push_sums
 from zmqps.combine.work import Work
+from zmqps.core.job.data import DataRange, DataSpec
 from zmqps.core.job.spec import MAX_COUNT, JobSpec
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.encoding import check_codec
+from zmqps.core.protocol.messages.membership import DepartureCause
 from zmqps.core.worker.layout.rollbacks import Rollback
-from zmqps.core.worker.operations import Advance, StartJob
+from zmqps.core.worker.operations import Advance
 from zmqps.errors import (
     ClosedError,
     ConfigurationError,
@@ -64,12 +67,23 @@ CHECKED = (np.float32, np.float64)
 
 
 class HostGroup:
-    """What a worker has of its host group; outlives no life in the cluster."""
+    """What a worker has of its host group; a `zmqps.client.member.Company`.
+
+    Attributes
+    ----------
+    membership, leader
+        Of the group, and of its leader if that is this worker; they outlive no life in the cluster.
+    stale
+        The file of a leader that does not answer.
+    work
+        Does the worker's steps, one after the other.
+    """
 
     def __init__(self) -> None:
         self.membership: Membership | None = None
         self.leader: Leader | None = None
-        self.stale: int | None = None  # the file of a leader that does not answer
+        self.stale: int | None = None
+        self.work = Work("zmqps-host-step")
 
     def leave(self) -> None:
         """Leave the group, and lead it no more; from any thread."""
@@ -80,6 +94,10 @@ class HostGroup:
         if leader is not None:
             leader.stop()
 
+    def end(self) -> None:
+        """Begin nothing more."""
+        self.work.end()
+
     def disown(self) -> None:
         """Close, in a forked child, what is the parent's: while a socket is open, others take that for alive."""
         for one in (self.membership, self.leader):
@@ -88,80 +106,80 @@ class HostGroup:
         self.membership = self.leader = None
 
 
-class HostPusher(Pusher):
-    """A `Pusher` of a host group."""
+class HostExchanges:
+    """As `zmqps.client.exchanges.Exchanges`, whose arguments it takes, with those of a host group.
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        self._group = HostGroup()
+    Parameters
+    ----------
+    direct
+        What this worker does by itself.
+    group
+        What it has of its host group.
+
+    Attributes
+    ----------
+    member
+        Its connection and job.
+    """
+
+    def __init__(self, direct: Exchanges, group: HostGroup) -> None:
+        self.member = direct.member
+        self._connection = direct.member.connection
+        self._direct = direct
+        self._group = group
         self._models: HostModels | None = None
         self._fresh = False  # values that this worker has set are to be read back
-        self._operations = Work("zmqps-host-step")  # one after the other
-        weakref.finalize(self, self._group.leave).atexit = False
-        weakref.finalize(self, self._operations.end).atexit = False
-        super().__init__(*args, **options)
-        if self._role == "observer":
-            self.close()
-            raise ConfigurationError("an observer pushes nothing, so there is nothing to combine: leave out combine")
-        group = self._group
+        weakref.finalize(self, group.leave).atexit = False
+        weakref.finalize(self, group.end).atexit = False
 
         def outdate(event: Any) -> None:
             if isinstance(event, Rollback) and (leader := group.leader) is not None:
                 leader.rewind()
 
-        self._listeners.append(outdate)
+        self._connection.listeners.append(outdate)
+
+    @classmethod
+    def of(cls, connection: Connection) -> Self:
+        """Return those of a connection."""
+        group = HostGroup()
+        return cls(Exchanges(Member(connection, group)), group)
 
     # --- what is combined ---------------------------------------------------------------------
 
-    def push(self, *args: Any, **options: Any) -> None:
-        """Do as `Pusher.push`, by the group where it can be combined."""
+    def push(
+        self, grads: Mapping[str, Any], atomic: bool, examples: int, codec: str | Codec | None, step: bool | None,
+        timeout: float | None,
+    ) -> None:  # fmt: skip
+        """Send gradients."""
         refuse_in_callback()
-        self.push_async(*args, **options).result()
+        self.begin_push(grads, atomic, examples, codec, step, timeout).result()
 
-    def push_pull(self, *args: Any, **options: Any) -> Params:
-        """Do as `Pusher.push_pull`, by the group where it can be combined."""
-        refuse_in_callback()
-        return self.push_pull_async(*args, **options).result()
-
-    def pull(self, *args: Any, **options: Any) -> Params:
-        """Do as `Puller.pull`, by the group where it can be combined."""
-        refuse_in_callback()
-        return self.pull_async(*args, **options).result()
-
-    def push_async(
-        self,
-        grads: Mapping[str, Any],
-        *,
-        atomic: bool = False,
-        examples: int = 1,
-        codec: str | Codec | None = None,
-        step: bool | None = None,
-        timeout: float | None = None,
-    ) -> Future[None]:
-        """`push`, as a future."""
+    def begin_push(
+        self, grads: Mapping[str, Any], atomic: bool, examples: int, codec: str | Codec | None, step: bool | None,
+        timeout: float | None,
+    ) -> Future[None]:  # fmt: skip
+        """Begin to send gradients."""
         bring = self._brings(grads, timeout, atomic, examples, codec, step)
         if bring is None:
-            return super().push_async(grads, atomic=atomic, examples=examples, codec=codec, step=step, timeout=timeout)
+            return self._direct.begin_push(grads, atomic, examples, codec, step, timeout)
         return self._begin(bring)
 
-    def push_pull_async(
-        self,
-        grads: Mapping[str, Any],
-        *,
-        out: Mapping[str, Any] | None = None,
-        examples: int = 1,
-        codec: str | Codec | None = None,
-        pull_codec: str | Codec | None = None,
-        copy: bool = True,
-        step: bool | None = None,
-        timeout: float | None = None,
-    ) -> Future[Params]:
-        """`push_pull`, as a future."""
+    def push_pull(
+        self, grads: Mapping[str, Any], out: Mapping[str, Any] | None, examples: int, codec: str | Codec | None,
+        pull_codec: str | Codec | None, copy: bool, step: bool | None, timeout: float | None,
+    ) -> Params:  # fmt: skip
+        """Send gradients and return the values after them."""
+        refuse_in_callback()
+        return self.begin_push_pull(grads, out, examples, codec, pull_codec, copy, step, timeout).result()
+
+    def begin_push_pull(
+        self, grads: Mapping[str, Any], out: Mapping[str, Any] | None, examples: int, codec: str | Codec | None,
+        pull_codec: str | Codec | None, copy: bool, step: bool | None, timeout: float | None,
+    ) -> Future[Params]:  # fmt: skip
+        """Begin to send gradients and to ask for the values after them."""
         bring = self._brings(grads, timeout, False, examples, codec, step)
         if bring is None:
-            return super().push_pull_async(
-                grads, out=out, examples=examples, codec=codec, pull_codec=pull_codec, copy=copy, step=step,
-                timeout=timeout,
-            )  # fmt: skip
+            return self._direct.begin_push_pull(grads, out, examples, codec, pull_codec, copy, step, timeout)
         if out is not None and set(checks.mapping("out", out, "names to arrays")) != set(grads):
             raise ConfigurationError("push_pull returns what was pushed: out has the same names as grads")
         ends_at = self._ends_at(timeout)
@@ -173,41 +191,47 @@ class HostPusher(Pusher):
 
         return self._begin(both)
 
-    def pull_async(
-        self,
-        names: Any = None,
-        *,
-        out: Mapping[str, Any] | None = None,
-        at_least: int | None = None,
-        exact: int | None = None,
-        codec: str | Codec | None = None,
-        copy: bool = True,
-        timeout: float | None = None,
-    ) -> Future[Params]:
-        """`pull`, as a future."""
+    def pull(
+        self, names: str | Iterable[str] | None, out: Mapping[str, Any] | None, at_least: int | None,
+        exact: int | None, codec: str | Codec | None, copy: bool, timeout: float | None,
+    ) -> Params:  # fmt: skip
+        """Return values."""
+        refuse_in_callback()
+        return self.begin_pull(names, out, at_least, exact, codec, copy, timeout).result()
+
+    def begin_pull(
+        self, names: str | Iterable[str] | None, out: Mapping[str, Any] | None, at_least: int | None,
+        exact: int | None, codec: str | Codec | None, copy: bool, timeout: float | None,
+    ) -> Future[Params]:  # fmt: skip
+        """Begin to ask for values."""
         if at_least is not None or exact is not None or codec is not None or not self._combines(timeout):
-            return super().pull_async(
-                names, out=out, at_least=at_least, exact=exact, codec=codec, copy=copy, timeout=timeout
-            )
+            return self._direct.begin_pull(names, out, at_least, exact, codec, copy, timeout)
         return self._begin(self._reads(names, out, None, copy, self._ends_at(timeout), "pull"))
 
-    def set_async(self, values: Mapping[str, Any], *, step: bool = False, timeout: float | None = None) -> Future[None]:
-        """`set`, as a future."""
+    def begin_pull_each(
+        self, names: str | Iterable[str] | None, out: Mapping[str, Any] | None, at_least: int | None,
+        codec: str | Codec | None, timeout: float | None,
+    ) -> dict[str, Future[Any]]:  # fmt: skip
+        """Begin to ask for values that are awaited one by one, which are never combined."""
+        return self._direct.begin_pull_each(names, out, at_least, codec, timeout)
+
+    def begin_set(self, values: Mapping[str, Any], step: bool, timeout: float | None) -> Future[None]:
+        """Begin to write values."""
         checks.flag("step", step)
         if not self._combines(timeout):
-            return super().set_async(values, step=step, timeout=timeout)
-        done = super().set_async(values, timeout=timeout)
+            return self._direct.begin_set(values, step, timeout)
+        done = self._direct.begin_set(values, False, timeout)
         self._fresh = True
         return self._ending(done, step, timeout)
 
-    def average_async(
-        self, values: Mapping[str, Any], *, examples: int = 1, step: bool = False, timeout: float | None = None
+    def begin_average(
+        self, values: Mapping[str, Any], examples: int, step: bool, timeout: float | None
     ) -> Future[None]:
-        """`average`, as a future."""
+        """Begin to write the mean of workers' values."""
         checks.flag("step", step)
         if not self._combines(timeout):
-            return super().average_async(values, examples=examples, step=step, timeout=timeout)
-        return self._ending(super().average_async(values, examples=examples, timeout=timeout), step, timeout)
+            return self._direct.begin_average(values, examples, step, timeout)
+        return self._ending(self._direct.begin_average(values, examples, False, timeout), step, timeout)
 
     def _ending(self, done: Future[None], step: bool, timeout: float | None) -> Future[None]:
         """Return a future of something that was begun, and of the end of the step if it ends the step."""
@@ -221,10 +245,11 @@ class HostPusher(Pusher):
 
         return self._begin(both)
 
-    def _end_step(self, advance: Advance, timeout: float | None) -> Future[None]:
-        if not self._combines(timeout):
-            return super()._end_step(advance, timeout)
-        self._send_kept(timeout)
+    def end_step(self, advance: Advance, timeout: float | None) -> Future[None]:
+        """End this worker's step."""
+        if self.member.observes or not self._combines(timeout):
+            return self._direct.end_step(advance, timeout)
+        self.member.send_deferred(timeout)
         ends_at = self._ends_at(timeout)
 
         def end() -> None:
@@ -236,13 +261,13 @@ class HostPusher(Pusher):
 
     # --- what others are informed of --------------------------------------------------------------
 
-    def barrier_async(self, name: str, *, timeout: float | None = None) -> Future[None]:
-        """`barrier`, as a future."""
-        return self._away(lambda: Pusher.barrier_async(self, name, timeout=timeout))
+    def enter(self, barrier: str, timeout: float | None) -> Future[None]:
+        """Enter a barrier."""
+        return self._away(lambda: self._direct.enter(barrier, timeout))
 
-    def _take_async(self, *args: Any, **options: Any) -> Future[Any]:
-        """Ask for a range of data; see `Connection._take_async`."""
-        return self._away(lambda: Pusher._take_async(self, *args, **options))
+    def take(self, data: DataSpec, used: DataRange | None, timeout: float | None) -> Future[DataRange | None]:
+        """Report the used range and request the next; None: all passes are done."""
+        return self._away(lambda: self._direct.take(data, used, timeout))
 
     def _away(self, begin: Callable[[], Future[T]]) -> Future[T]:
         """Begin something in which no round waits for this worker."""
@@ -261,64 +286,49 @@ class HostPusher(Pusher):
         if membership is not None:  # on the session's own thread, mostly, where nothing can be asked
             membership.tell(Here(self._thread.machine.transfers.pace.reads_at))
 
-    # --- the life -----------------------------------------------------------------------------
+    # --- from the beginning to the end --------------------------------------------------------
 
-    def _attach(self, init: StartJob, timeout: float | None) -> Future[None]:
-        if init.job is not None:
-            check_combines(init.job)
-        return super()._attach(init, timeout)
+    def start(self, job: JobSpec, values: list[Any], timeout: float | None) -> Future[None]:
+        """Start a job, or join it."""
+        check_combines(job)
+        return self._direct.start(job, values, timeout)
 
-    def _rejoin(self, timeout: float) -> float:
-        self._group.leave()
-        return super()._rejoin(timeout)
+    def finish(self, reason: DepartureCause, timeout: float | None) -> Future[None]:
+        """Complete what is pending, and say goodbye."""
 
-    def finish_async(self, *, timeout: float | None = None) -> Future[None]:
-        """`finish` without the close, as a future."""
-        return self._last(lambda: Puller.finish_async(self, timeout=timeout))
-
-    def drain_async(self, *, timeout: float | None = None) -> Future[None]:
-        """`drain` without the close and the end of the program, as a future."""
-        return self._last(lambda: Puller.drain_async(self, timeout=timeout))
-
-    def _last(self, begin: Callable[[], Future[None]]) -> Future[None]:
         def end() -> None:
             self._group.leave()
-            begin().result()
+            self._direct.finish(reason, timeout).result()
 
         return self._begin(end)
-
-    def close(self, *, timeout: float | None = None) -> None:
-        """Do what `zmqps.Worker.close` says."""
-        if not self._thread.forked:
-            self._group.leave()
-        super().close(timeout=timeout)
-        self._operations.end()
-
-    def _disown(self) -> None:
-        super()._disown()
-        self._group.disown()
 
     # --- steps --------------------------------------------------------------------------------
 
     def _combines(self, timeout: float | None) -> bool:
         """Whether there is something to combine: this worker trains parameters of the job, not tables alone."""
-        requests = self._requests or self._job(timeout)
-        return self._named and bool(requests.job.parameters)
+        requests = self.member.job(timeout)
+        return self.member.named and bool(requests.job.parameters)
 
     def _begin(self, work: Callable[[], T]) -> Future[T]:
-        self._refuse_in_fork()
-        if self._closed:
-            raise ClosedError("the worker is closed")
-        return self._operations.submit(work)
+        self._thread.refuse_in_fork()
+        self._connection.check_open()
+        return self._group.work.submit(work)
+
+    @property
+    def _thread(self) -> SessionThread:
+        return self._connection.thread
+
+    def _left(self, ends_at: float) -> float:
+        return left(self._connection, ends_at)
 
     def _ends_at(self, timeout: float | None) -> float:
-        return self._thread.time() + checks.seconds("a timeout", self._seconds(timeout))
+        return self._thread.time() + checks.seconds("a timeout", self._connection.seconds(timeout))
 
     def _shared(self) -> HostModels:
         """Return the memory that is shared, for the job as it is."""
-        requests = self._requests or self._job(None)
+        requests = self.member.job(None)
         if self._models is None or self._models.requests is not requests:
-            self._models = HostModels(requests, self._arenas)
+            self._models = HostModels(requests, self._connection.arenas)
         return self._models
 
     def _brings(
@@ -333,7 +343,7 @@ class HostPusher(Pusher):
         """Return what brings gradients to this host's round, or to a later part of the step; None: push them alone."""
         if not self._combines(timeout):
             return None
-        requests = self._requests
+        requests = self.member.requests
         assert requests is not None
         checks.flag("atomic", atomic)
         examples = checks.whole("examples", examples, 1, MAX_COUNT)
@@ -375,10 +385,10 @@ class HostPusher(Pusher):
         rows = self._thread.machine.transfers.pace.step.examples.so_far  # each worker pushes those of tables itself
         examples = 0 if advance.skips else max(models.examples, rows, *counts.values())
         models.examples = 0
-        steps = self._requests is not None and self._requests.job.mode != "async"
+        steps = self.member.requests is not None and self.member.requests.job.mode != "async"
         while True:
             group = self._member(ends_at, title)
-            step = (self._reads_at() or 0) if steps else group.step
+            step = (self.member.reads_at() or 0) if steps else group.step
             bring = HostGradients(
                 step=step, places=models.gradients.places, counts=runs(counts), examples=examples,
                 for_all=advance.for_all, codec=codec, atomic=atomic,
@@ -397,29 +407,31 @@ class HostPusher(Pusher):
             break
         if isinstance(answer, Alone):
             brought = [Brought(bring, models.gradients.flat)]
-            push_sums(self, brought, advance if steps else None, ends_at)
+            push_sums(self._direct, brought, advance if steps else None, ends_at)
         elif isinstance(answer, Done):
             group.step = answer.step + 1
             if steps and self._group.leader is None:  # the leader's push has ended its own step
                 advance.examples = 0  # which count with the leader's
-                self._submit(advance, left(self, ends_at)).result()
+                self.member.submit(advance, self._left(ends_at)).result()
 
     def _member(self, ends_at: float, title: str) -> Membership:
         """Return the membership in the host's group; find it, or found it."""
         group = self._group
         welcome = self._thread.machine.member.welcome
         assert welcome is not None
-        path = meeting.path_of(self._job_name, str(self._thread.machine.epoch), welcome.incarnation.hex())
+        path = meeting.path_of(self.member.job_name, str(self._thread.machine.epoch), welcome.incarnation.hex())
         while group.membership is None:
-            if self._closed:
+            if self._connection.closed:
                 raise ClosedError("the worker was closed")
-            met = meeting.meet(path, left(self, ends_at), stale=group.stale)
+            met = meeting.meet(path, self._left(ends_at), stale=group.stale)
             group.stale = None
             if met.listener is not None:
-                group.leader = lead(self, self._shared(), met, path)
-            membership = Membership(met, self._title, os.getpid(), self._reads_at() or 0, welcome.heartbeat_timeout)
+                group.leader = lead(self._direct, self._shared(), met, path)
+            membership = Membership(
+                met, self._title, os.getpid(), self.member.reads_at() or 0, welcome.heartbeat_timeout
+            )
             try:
-                answer = membership.ask(None, min(left(self, ends_at), welcome.heartbeat_timeout))
+                answer = membership.ask(None, min(self._left(ends_at), welcome.heartbeat_timeout))
             except LeaderGoneError:
                 answer = None
             if answer is None:
@@ -428,7 +440,9 @@ class HostPusher(Pusher):
                 group.stale = met.file
                 if self._thread.time() >= ends_at:
                     raise DeadlineError(
-                        operation=title, seconds=left(self, ends_at), waiting_for="the leader of this host's workers"
+                        operation=title,
+                        seconds=self._left(ends_at),
+                        waiting_for="the leader of this host's workers",
                     )
                 continue
             group.membership = membership
@@ -437,12 +451,12 @@ class HostPusher(Pusher):
     def _proceed(self, job: JobSpec, ends_at: float) -> None:
         """Wait until this worker may proceed itself: values that another has read may come before that."""
         if job.mode != "async" and self._thread.machine.transfers.pace.closed:
-            Pusher.pull_async(self, [], timeout=left(self, ends_at)).result()
+            self._direct.begin_pull([], None, None, None, None, True, self._left(ends_at)).result()
 
     def _ask(self, group: Membership, message: HostMessage, ends_at: float, title: str) -> HostMessage:
         begun_at = self._thread.time()
-        answer = group.ask(message, left(self, ends_at))
-        if self._closed:
+        answer = group.ask(message, self._left(ends_at))
+        if self._connection.closed:
             raise ClosedError("the worker was closed")
         if answer is None:
             waiting_for = group.waiting
@@ -474,18 +488,18 @@ class HostPusher(Pusher):
         title: str,
     ) -> Callable[[], Params]:
         """Return what reads values: those of this host, or its own."""
-        requests = self._requests
+        requests = self.member.requests
         assert requests is not None
         flat, deliver = requests.receive(names, out, copy)
 
         def alone() -> Params:
-            return Pusher.pull_async(self, names, out=out, codec=codec, copy=copy, timeout=left(self, ends_at)).result()
+            return self._direct.begin_pull(names, out, None, None, codec, copy, self._left(ends_at)).result()
 
         def read() -> Params:
             models, fresh = self._shared(), self._fresh
             while codec is None:
                 group = self._member(ends_at, title)
-                step = group.step if requests.job.mode == "async" else self._reads_at() or 0
+                step = group.step if requests.job.mode == "async" else self.member.reads_at() or 0
                 try:
                     answer = self._ask(group, Want(step, fresh), ends_at, title)
                 except LeaderGoneError:
