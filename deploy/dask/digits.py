@@ -13,7 +13,6 @@ from distributed import Client, LocalCluster, WorkerPlugin
 from distributed.comm import get_address_host
 
 import zmqps
-from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.protocol.endpoints import is_loopback
 from zmqps.launch.config import ClusterConfig
 from zmqps.launch.far import FILES
@@ -62,21 +61,21 @@ def train(number, num_workers, address, token):
 
 def main(client, servers=2, workers=4):
     hosts = sorted(client.scheduler_info(n_workers=-1)["workers"])
-    keys, files, flags = None, {}, []
+    keys, files, more = None, {}, {}
     if not all(is_loopback(get_address_host(host)) for host in hosts):
         with tempfile.TemporaryDirectory() as folder:
             keys, files = zmqps.keys.create(folder), key_files(Path(folder), has_nodes=True)
-        flags = [f"--keys={FILES}/{FOR_NODES}"]
-    config = ClusterConfig(options=CoordinatorOptions(servers=servers), address=f"tcp://{HOST}:0")
+        more = {"keys": f"{FILES}/{FOR_NODES}"}
+    config = ClusterConfig(servers=servers, address=f"tcp://{HOST}:0")
 
-    order = Order(role="coordinator", command=[*config.coordinator(), *flags], files=files)
+    order = Order(role="coordinator", settings=config.for_coordinator().document() | more, files=files)
     client.register_plugin(Node("coordinator", hosts[:1], order))
     (answer,) = client.run(ask, "address", workers=hosts[:1]).values()
     address = answer["address"]  # where there is none, it says what kept the coordinator from starting
     token = keys and keys.token("worker", keys.pair("worker"), address)
 
-    command = config.server(0, address, bind=f"tcp://{HOST}:0", name="server") + flags
-    order = Order(role="server", command=command, files=files, restarts=3, pause=11.0)  # when its place is free again
+    told = config.for_server(0, address, bind=f"tcp://{HOST}:0", name="server").document() | more
+    order = Order(role="server", settings=told, files=files, restarts=3, pause=11.0)  # when its place is free again
     client.register_plugin(Node("server", hosts[:servers], order))
     client.run(ask, "status", 60.0, servers, workers=hosts[:1])
 

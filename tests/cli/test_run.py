@@ -20,6 +20,7 @@ from zmqps.cli import run as run_module
 from zmqps.cli.main import run
 from zmqps.core.protocol import exits
 from zmqps.errors import ConfigurationError, DeadlineError
+from zmqps.settings.cluster import RunSettings
 
 #: What tells a task of a scheduler; a test must not find that of whoever runs it.
 SCHEDULERS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "RANK", "WORLD_SIZE", "JOB_COMPLETION_INDEX", "SLURM_PROCID")
@@ -108,6 +109,15 @@ def test_the_workers_of_a_task_of_slurm_share_its_cores(monkeypatch, tmp_path, e
     monkeypatch.setattr("zmqps.launch.agent.num_cores", lambda: 8)
     with pytest.raises(Seen, match=str(threads)):
         run(["run", "--insecure", "--directory", str(tmp_path), "--workers-each", "2", "--", "true"])
+
+
+def test_rank_and_size_may_be_said_where_the_scheduler_says_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    config = run_module._config(RunSettings(rank=0, size=2), ("true",))
+    assert (config.rank, config.size) == (0, 2)
+    assert config.cluster.address == config.address
+    assert config.address.startswith("tcp://127.0.0.1:")
 
 
 def test_a_pod_waits_until_the_name_of_the_first_one_resolves(monkeypatch) -> None:

@@ -87,7 +87,10 @@ def test_a_path_means_the_same_wherever_a_node_is_started(kind: Kind, value: Any
     assert kind.placed(value) == placed
 
 
-@for_each("nbytes, text", [(4 << 20, "4MiB"), (5, "5"), (1 << 30, "1GiB"), (1536, "1536"), (3 << 10, "3KiB"), (0, "0")])
+@for_each(
+    "nbytes, text",
+    [(4 << 20, "4MiB"), (5, "5"), (1 << 30, "1GiB"), (1536, "1536"), (3 << 10, "3KiB"), (8 * 10**9, "8GB"), (0, "0")],
+)
 def test_sizes_are_written_as_they_are_read(nbytes: int, text: str) -> None:
     assert size_text(nbytes) == text
     assert nbytes_of(text) == nbytes

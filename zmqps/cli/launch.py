@@ -91,10 +91,9 @@ def _config(told: LaunchSettings, env: Sequence[str], command: Sequence[str]) ->
     here = Path.cwd()
     there = told.remote_directory or str(here)
     code = _code(told, command, here, there) if told.sync_code else None
-    return LaunchConfig(
-        cluster=cluster, places=places, shell=Shell(told.ssh, told.python, told.silence), command=command,
-        env=_variables(env), name=told.name, directory=told.directory, remote_directory=there, port=told.port,
-        timeout=told.timeout, restarts=told.restart_workers, drain_timeout=told.drain_timeout, code=code,
+    return LaunchConfig.taken_from(
+        told, cluster=cluster, places=places, shell=Shell(told.ssh, told.python, told.silence), command=command,
+        env=_variables(env), remote_directory=there, code=code,
     )  # fmt: skip
 
 

@@ -82,7 +82,7 @@ def _config(told: RunSettings, command: Sequence[str]) -> TaskConfig:
         raise ConfigurationError(
             "--servers-apart and --server-tasks say different things of where servers are: give one"
         )
-    all_told = None not in (told.rank, told.size, told.address)
+    all_told = None not in (told.rank, told.size) and told.address
     found = Rank() if all_told else find(os.environ, socket.getfqdn())
     rank = found.rank if told.rank is None else told.rank
     size = found.size if told.size is None else told.size
@@ -109,11 +109,9 @@ def _config(told: RunSettings, command: Sequence[str]) -> TaskConfig:
         told.cluster, address=endpoint, interface="", insecure=not keyed and not is_loopback(address),
         workers=num_workers(size, told.cluster.servers, told.workers_each, **where),
     )  # fmt: skip
-    return TaskConfig(
-        cluster=cluster, roles=mine, rank=rank, size=size, address=endpoint, own=_bracketed(own),
-        host=socket.gethostname(), command=command, env=_thread_limits(told.workers_each, found.source),
-        name=told.name, directory=told.directory, timeout=told.timeout, restarts=told.restart_workers,
-        drain_timeout=told.drain_timeout, combine=told.combine,
+    return TaskConfig.taken_from(
+        told, cluster=cluster, roles=mine, rank=rank, size=size, address=endpoint, own=_bracketed(own),
+        here=socket.gethostname(), command=command, env=_thread_limits(told.workers_each, found.source),
     )  # fmt: skip
 
 

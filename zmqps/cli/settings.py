@@ -149,7 +149,7 @@ def options_of(struct: type[Settings]) -> Callable[[Callable[..., int]], Callabl
 
 def option_of(struct: type[Settings], name: str) -> Callable[[F], F]:
     """Declare one option of a struct, for a command that is not told the others."""
-    return _declared(next(option for option in options(struct) if option.name == name))
+    return _declared(next(option for option in _distinct(struct) if option.name == name))
 
 
 def flags_of(settings: Settings) -> list[str]:
@@ -162,6 +162,7 @@ def flags_of(settings: Settings) -> list[str]:
         if value == option.default:
             continue
         flag, kind = f"--{option.name.replace('_', '-')}", option.setting.kind
+        value = kind.placed(value)
         if isinstance(kind, Switch):
             flags.append(flag if value else f"--no-{flag[2:]}")
         elif isinstance(kind, Names):

@@ -79,11 +79,7 @@ def _supervise(
         told.cluster, servers=len(devices) or told.cluster.servers, devices=devices,
         journal=told.directory.absolute() / FOLDER / "journal",
     )  # fmt: skip
-    config = UpConfig(
-        cluster=cluster, command=command, num_workers=cluster.workers or 0, name=told.name, directory=told.directory,
-        timeout=told.timeout, gpus=gpus if told.pin_workers else (), restarts=told.restart_workers,
-        drain_timeout=told.drain_timeout,
-    )  # fmt: skip
+    config = UpConfig.taken_from(told, cluster=cluster, command=command, gpus=gpus if told.pin_workers else ())
     return loops.run(Supervisor(config, terminal, ready).run())
 
 

@@ -203,8 +203,9 @@ def nbytes_of(value: Any) -> Any:
 
 
 def size_text(nbytes: int) -> str:
-    """Return a number of bytes as `nbytes_of` reads it, in the largest binary unit that divides it."""
-    unit = next((unit for unit in ("GiB", "MiB", "KiB") if nbytes and nbytes % UNITS[unit.lower()] == 0), "")
+    """Return a number of bytes as `nbytes_of` reads it, in the largest unit that divides it."""
+    units = ("GiB", "GB", "MiB", "MB", "KiB", "kB")
+    unit = next((unit for unit in units if nbytes and nbytes % UNITS[unit.lower()] == 0), "")
     return f"{nbytes // UNITS[unit.lower()]}{unit}"
 
 

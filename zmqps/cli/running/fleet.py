@@ -343,7 +343,9 @@ class Fleet:
     async def _watch_worker(self, place: Place, index: int) -> None:
         """Run a worker, and again as often as it may fail; then its failure ends everything."""
         name = f"worker-{index}@{place.host.name}"
-        restarts = self._workers[name] = Restarts(self._config.restarts, possible=lambda: not self._is_lost(name))
+        restarts = self._workers[name] = Restarts(
+            self._config.restart_workers, possible=lambda: not self._is_lost(name)
+        )
 
         async def start() -> RemoteProcess:
             env = {LOG_NODE: name, **restarts.environment}

@@ -1,27 +1,25 @@
-"""What ``zmqps launch`` is told, and the names of what it runs."""
+"""What ``zmqps launch`` runs, and the names of what it runs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from zmqps.launch.code import Code
 from zmqps.launch.config import ClusterConfig
 from zmqps.launch.hosts import Place
 from zmqps.launch.ssh import Shell
-from zmqps.launch.supervision import DRAIN_TIMEOUT_S
 from zmqps.logs.lines import NAME_WIDTH
+from zmqps.settings.cluster import LaunchSettings
+from zmqps.settings.fields import nested
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchConfig:
-    """What ``zmqps launch`` is told.
+class LaunchConfig(LaunchSettings):
+    """What ``zmqps launch`` runs; the address of its cluster does not count.
 
     Parameters
     ----------
-    cluster
-        The coordinator and servers; ``insecure``: without keys, unless it names some. Its address does not count.
     places
         What runs on each host.
     shell
@@ -30,36 +28,15 @@ class LaunchConfig:
         What each worker runs.
     env
         Variables that the workers get.
-    name
-        The cluster's, for its folder under ``runs/``.
-    directory
-        Where ``runs/`` and ``.zmqps/`` are.
-    remote_directory
-        Where the workers run on their hosts.
-    port
-        The coordinator's; 0 takes a free one.
-    timeout
-        Seconds to wait for the start.
-    restarts
-        How often a worker that fails is started again.
-    drain_timeout
-        Seconds that workers have to end after SIGTERM.
     code
         What to copy to each host first; None: nothing.
     """
 
-    cluster: ClusterConfig
+    cluster: ClusterConfig = nested(ClusterConfig)
     places: Sequence[Place]
     shell: Shell
     command: Sequence[str]
     env: Mapping[str, str] = field(default_factory=dict)
-    name: str
-    directory: Path
-    remote_directory: str
-    port: int = 0
-    timeout: float = 60.0
-    restarts: int = 0
-    drain_timeout: float = DRAIN_TIMEOUT_S
     code: Code | None = None
 
     @property

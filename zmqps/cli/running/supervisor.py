@@ -7,7 +7,6 @@ import contextlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from zmqps.cli.running.asked import Asked
@@ -32,11 +31,13 @@ from zmqps.launch.processes import (
     worker_environment,
 )
 from zmqps.launch.reports import Reports
-from zmqps.launch.supervision import DRAIN_TIMEOUT_S, RESTART_S, RESTARTS, End, Restarts, failed, supervise
+from zmqps.launch.supervision import RESTART_S, RESTARTS, End, Restarts, failed, supervise
 from zmqps.logs.handler import VARIABLE as LOG_NODE
 from zmqps.nodes.inquiry import inquire
 from zmqps.nodes.journal import FILE, forget_journal
 from zmqps.nodes.page import read_page
+from zmqps.settings.cluster import UpSettings
+from zmqps.settings.fields import nested
 from zmqps.settings.node import NodeSettings
 
 #: How long the coordinator may take to say which workers were lost.
@@ -46,40 +47,20 @@ NODE_DONE = (exits.OK, exits.IDLE, exits.WORKERS_FAILED, exits.NOT_SAVED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UpConfig:
-    """What ``zmqps up`` is told.
+class UpConfig(UpSettings):
+    """What ``zmqps up`` runs.
 
     Parameters
     ----------
-    cluster
-        The coordinator and servers.
     command
         What each worker runs; empty: workers are started by hand.
-    num_workers
-        How many of them.
-    name
-        The cluster's, for its folder under ``runs/``.
-    directory
-        Where ``runs/`` and ``.zmqps/`` are.
-    timeout
-        Seconds to wait for the start.
     gpus
         Those that workers are pinned to, in turn; none: they see what this process sees.
-    restarts
-        How often each worker that fails is started again.
-    drain_timeout
-        Seconds that workers have to end after SIGTERM.
     """
 
-    cluster: ClusterConfig
-    command: Sequence[str]
-    num_workers: int
-    name: str
-    directory: Path
-    timeout: float
+    cluster: ClusterConfig = nested(ClusterConfig)
+    command: Sequence[str] = ()
     gpus: Sequence[str] = ()
-    restarts: int = 0
-    drain_timeout: float = DRAIN_TIMEOUT_S
 
     @property
     def logs(self) -> tuple[str, str, str]:
@@ -191,7 +172,7 @@ class Supervisor:
             if code in (exits.IDLE, exits.WORKERS_FAILED, exits.NOT_SAVED):
                 return code
             return exits.FAILED if self._a_node_failed else exits.OK
-        codes = await asyncio.gather(*(self._watch_worker(index) for index in range(self._config.num_workers)))
+        codes = await asyncio.gather(*(self._watch_worker(index) for index in range(self._config.cluster.workers or 0)))
         if self._a_node_failed:  # whatever became of the workers followed from that
             return exits.FAILED
         ends = dict(zip(self._workers, codes, strict=True))
@@ -231,7 +212,7 @@ class Supervisor:
     async def _watch_worker(self, index: int) -> int:
         """Run a worker, and again as often as it may fail; return how its last life has ended."""
         name = f"worker-{index}"
-        restarts = self._workers[name] = Restarts(self._config.restarts)
+        restarts = self._workers[name] = Restarts(self._config.restart_workers)
 
         async def start() -> Piped:
             env = worker_environment(self._nodes.address, index, self._config.cluster.job_secret, restarts)

@@ -12,7 +12,6 @@ import contextlib
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import zmqps
@@ -35,9 +34,11 @@ from zmqps.launch.processes import (
 )
 from zmqps.launch.ranks import Roles
 from zmqps.launch.reports import Reports
-from zmqps.launch.supervision import DRAIN_TIMEOUT_S, End, Restarts, failed, supervise, while_all_run
+from zmqps.launch.supervision import End, Restarts, failed, supervise, while_all_run
 from zmqps.logs.handler import VARIABLE as LOG_NODE
 from zmqps.nodes.inquiry import inquire
+from zmqps.settings.cluster import RunSettings
+from zmqps.settings.fields import nested
 
 #: How often a task looks whether the others are still there.
 LOOK_S = 0.5
@@ -47,54 +48,35 @@ NAME, DONE = "task-", "-done"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TaskConfig:
-    """What a task is told.
+class TaskConfig(RunSettings):
+    """What a task runs; the address of its cluster is where rank 0 binds.
 
     Parameters
     ----------
-    cluster
-        The coordinator and servers; its address is where rank 0 binds.
-    roles
-        What this task runs.
     rank, size
         Which task it is, of how many.
     address
         The coordinator's endpoint.
+    roles
+        What this task runs.
     own
         The address at which this host's servers are reached.
-    host
+    here
         This host's name, for logs.
     command
         What each worker runs.
     env
         Variables that workers get which have none of that name.
-    name, directory
-        Logs go to ``runs/NAME/logs`` below the directory.
-    timeout
-        Seconds to wait for the start.
-    restarts
-        How often each worker that fails is started again.
-    drain_timeout
-        Seconds that workers have to end after SIGTERM.
-    combine
-        Which workers combine their gradients, as in `zmqps.connect`.
     """
 
-    cluster: ClusterConfig
+    cluster: ClusterConfig = nested(ClusterConfig)
+    rank: int = 0
+    size: int = 1
     roles: Roles
-    rank: int
-    size: int
-    address: str
     own: str
-    host: str
+    here: str
     command: Sequence[str]
     env: Mapping[str, str] = field(default_factory=dict)
-    name: str
-    directory: Path
-    timeout: float
-    restarts: int = 0
-    drain_timeout: float = DRAIN_TIMEOUT_S
-    combine: str = "none"
 
 
 class Task:
@@ -170,7 +152,7 @@ class Task:
         await self._observe(f"{NAME}{config.rank}")
 
     def _name(self, role: str) -> str:
-        return f"{role}@{self._config.host}"
+        return f"{role}@{self._config.here}"
 
     @property
     def _nodes(self) -> list[Piped]:
@@ -237,7 +219,7 @@ class Task:
     async def _watch_worker(self, index: int) -> int:
         """Run a worker, and again as often as it may fail; return what its end means for this task."""
         config, name = self._config, self._name(f"worker-{index}")
-        restarts = self._workers[name] = Restarts(config.restarts)
+        restarts = self._workers[name] = Restarts(config.restart_workers)
 
         async def start() -> Piped:
             env = worker_environment(config.address, index, config.cluster.job_secret, restarts) | self._shown
