@@ -10,7 +10,7 @@ from typing import Any
 from zmqps.errors import DeadlineError, counted
 from zmqps.keys import load_node_keys
 from zmqps.launch.config import GRACE_S, ClusterConfig
-from zmqps.launch.processes import Process, all_exited, end, tail
+from zmqps.launch.processes import Process, all_exited, end
 from zmqps.launch.supervision import while_all_run
 from zmqps.nodes.inquiry import inquire
 from zmqps.settings.node import NodeSettings
@@ -64,7 +64,7 @@ class Nodes:
             async with asyncio.timeout(timeout):
                 await self._start()
         except TimeoutError:
-            logs = "".join(f"\n{process.name}:\n{tail(process.log)}" for process in self.processes)
+            logs = "".join(f"\n{process.name}:\n{process.tail}" for process in self.processes)
             text = f"{self._missing}; the last log lines:{logs}"
             raise DeadlineError(operation="the start of the cluster", seconds=timeout, waiting_for=text) from None
 

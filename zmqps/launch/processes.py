@@ -143,9 +143,14 @@ class Process:
             finally:
                 os.close(fd)
 
+    @property
+    def tail(self) -> str:
+        """Its last messages, indented."""
+        return tail(self.log)
+
     def failure(self, code: int) -> NodeFailedError:
         """Return the error that says how it ended, with its last words."""
-        return NodeFailedError(name=self.name, how=describe_exit(code), tail=tail(self.log))
+        return NodeFailedError(name=self.name, how=describe_exit(code), tail=self.tail)
 
     async def heard(self) -> None:
         """Its output goes into a file, where it is at once."""
@@ -194,26 +199,12 @@ class Process:
 
 
 class Piped(Process):
-    """A child process whose output this process reads, line by line; needs a running loop.
-
-    Parameters
-    ----------
-    name, command, log, env, settings
-        As of `Process`.
-    take
-        Takes the lines.
-    """
+    """A child process whose output this process reads: ``take`` gets its lines. It needs a running loop."""
 
     def __init__(
-        self,
-        name: str,
-        command: Sequence[str],
-        take: Callable[[Sequence[str]], object],
-        *,
-        log: Path,
-        env: Mapping[str, str],
-        settings: Mapping[str, Any] | None = None,
-    ) -> None:
+        self, name: str, command: Sequence[str], take: Callable[[Sequence[str]], object], *, log: Path,
+        env: Mapping[str, str], settings: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(name, command, stdout=subprocess.PIPE, log=log, env=env, settings=settings)
         assert self.popen.stdout is not None
         self._pipe = self.popen.stdout
@@ -243,20 +234,13 @@ class Piped(Process):
 
     @property
     def tail(self) -> str:
-        """Its last messages, indented."""
         return last_messages(self._last, TAIL_LINES)
 
-    def failure(self, code: int) -> NodeFailedError:
-        """Return the error that says how it ended, with its last words."""
-        return NodeFailedError(name=self.name, how=describe_exit(code), tail=self.tail)
-
     async def heard(self) -> None:
-        """Wait until all that it said has arrived: `DRAIN_S` at most, as another process may hold the pipe."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._silent.wait(), DRAIN_S)
 
     def close(self) -> None:
-        """Close what this process holds of it, even if a stray process still holds the other end of the pipe."""
         super().close()
         self._hang_up()
 

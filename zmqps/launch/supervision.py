@@ -92,15 +92,9 @@ class Restarts:
     """
 
     def __init__(
-        self,
-        most: int,
-        pause: float = PAUSE_S,
-        *,
-        well: Container[int] = WELL,
-        why: str = "",
-        replaces: bool = True,
+        self, most: int, pause: float = PAUSE_S, *, well: Container[int] = WELL, why: str = "", replaces: bool = True,
         possible: Callable[[], bool] = lambda: True,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.num = 0
         self.pause = 0.0 if why else pause  # before the life that comes next
         self.replaces = replaces
@@ -123,22 +117,20 @@ class Restarts:
         """Whether another life may follow one that ended with this code."""
         return self.failed(code) and code not in HOPELESS and self.num < self._most and self._possible()
 
-    def what_follows(self, code: int, again: bool) -> str:
-        """Say what follows after a life that ended with this code; nothing where there was never to be another one."""
+    def text(self, failure: NodeFailedError, code: int, again: bool) -> str:
+        """Say how a life has failed, and what follows."""
+        failed, number = f"{failure.name} failed with {failure.how}", f"{self.num + 1} of {self._most}"
+        if again and self._why:
+            return f"{failed} and is started again ({number}): {self._why}"
+        text = f"{failed}; its last lines:\n{failure.tail}"
         if again:
-            number = f"{self.num + 1} of {self._most}"
-            if self._why:
-                return f"is started again ({number}): {self._why}"
-            return f"it starts again in {self.pause:g} s: restart {number}"
-        if not self.failed(code):
-            return ""
-        if not self._most:
-            return "it does not start again" if self._why else ""
-        if code in HOPELESS:
-            return f"it does not start again: exit code {code} says that this would be no use"
-        if self.num == self._most:
-            return f"it does not start again: it was restarted {counted(self._most, 'time')}, as often as it may"
-        return ""
+            return f"{text}\n  it starts again in {self.pause:g} s: restart {number}"
+        if code in HOPELESS and self._most:
+            return f"{text}\n  it does not start again: exit code {code} says that this would be no use"
+        if self.num == self._most and (self._most or self._why):
+            most = f": it was restarted {counted(self._most, 'time')}, as often as it may" if self._most else ""
+            return f"{text}\n  it does not start again{most}"
+        return text
 
     def begin(self) -> None:
         """The next life begins."""
@@ -147,58 +139,25 @@ class Restarts:
         self.pause = max(self.pause, min(2 * self.pause, MOST_PAUSE_S))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class End(Generic[C]):
-    """How one life of a process has ended, and what follows.
-
-    Attributes
-    ----------
-    child
-        The process.
-    code
-        Its exit code, negative for a signal.
-    failed
-        Whether it was neither done nor asked to go.
-    again
-        Whether it starts again.
-    at_once
-        Whether it starts again without a pause.
-    follows
-        What follows, in words; may be empty.
-    """
+    """How one life of a process has ended: its code, negative for a signal, and whether the process starts again."""
 
     child: C
     code: int
-    failed: bool
     again: bool
-    at_once: bool
-    follows: str
+    text: str  # how it has failed, with its last lines, and what follows; empty if it has not failed
 
     @property
     def level(self) -> str:
-        """How grave this is, for a log."""
+        """How grave a failure is, for a log."""
         return "warning" if self.again else "error"
-
-    @property
-    def text(self) -> str:
-        """Say how a life has failed, with its last lines, and what follows."""
-        failure = self.child.failure(self.code)
-        text = f"{failure.name} failed with {failure.how}"
-        if self.at_once:
-            return f"{text} and {self.follows}"
-        text = f"{text}; its last lines:\n{failure.tail}"
-        return f"{text}\n  {self.follows}" if self.follows else text
 
 
 async def supervise(
-    restarts: Restarts,
-    start: Callable[[], Awaitable[C]],
-    told: Callable[[End[C]], Awaitable[None]],
-    over: asyncio.Event,
-    *,
-    lost: Callable[[C, int], object] = lambda child, code: None,
-    child: C | None = None,
-) -> int:
+    restarts: Restarts, start: Callable[[], Awaitable[C]], told: Callable[[End[C]], Awaitable[None]],
+    over: asyncio.Event, *, lost: Callable[[C, int], object] = lambda child, code: None, child: C | None = None,
+) -> int:  # fmt: skip
     """Run a process, and again as often as it may be; return the exit code of its last life.
 
     Parameters
@@ -226,10 +185,9 @@ async def supervise(
                 lost(*life)
             ended.clear()
         await child.heard()
-        has_failed, again = restarts.failed(code), not over.is_set() and restarts.may_follow(code)
-        follows = "" if over.is_set() else restarts.what_follows(code, again)
-        at_once = again and not restarts.pause
-        await told(End(child=child, code=code, failed=has_failed, again=again, at_once=at_once, follows=follows))
+        again = not over.is_set() and restarts.may_follow(code)
+        text = restarts.text(child.failure(code), code, again) if restarts.failed(code) else ""
+        await told(End(child, code, again, text))
         if not again:
             return code
         with contextlib.suppress(TimeoutError):

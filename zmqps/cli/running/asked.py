@@ -25,21 +25,14 @@ class Asked:
     cluster
         The cluster: its end may take as long as its jobs take to be saved.
     says
-        Says in the log what the first signal does.
+        What the first signal does, for the log.
     kill
         Ends all processes at once.
-
-    Attributes
-    ----------
-    number
-        The signal; None: it was not asked to end.
-    over
-        Set once nothing is started again.
     """
 
     def __init__(self, log: LogFile, cluster: ClusterConfig, says: str, kill: Callable[[], object]) -> None:
-        self.number: signal.Signals | None = None
-        self.over = asyncio.Event()
+        self.number: signal.Signals | None = None  # the signal; None: it was not asked to end
+        self.over = asyncio.Event()  # nothing is started again
         self._log = log
         self._cluster = cluster
         self._says = says

@@ -378,7 +378,7 @@ class Fleet:
         return self._processes[name].host.gone.is_set()
 
     async def _told(self, end: End[RemoteProcess], *, ends_all: bool) -> None:
-        if not end.failed or self._asked.ending or self._is_lost(end.child.name):
+        if not end.text or self._asked.ending or self._is_lost(end.child.name):
             return
         if ends_all and not end.again:
             self._fail(end.code, end.text)

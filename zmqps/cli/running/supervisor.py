@@ -220,7 +220,7 @@ class Supervisor:
             return self._children.start(name, worker_command(self._config.command), env)
 
         async def told(end: End[Piped]) -> None:
-            if end.failed and not self._asked.ending:
+            if end.text and not self._asked.ending:
                 self._log.say(end.level, end.text)
                 others = sum(not process.ended for process in self._worker_processes)
                 if others and not end.again:
@@ -253,10 +253,10 @@ class Supervisor:
             return self._nodes.processes[index]
 
         async def told(end: End[Process]) -> None:
-            if end.failed and not self._asked.ending:
+            if end.text and not self._asked.ending:
                 self._log.say(end.level, end.text)
             if not end.again:
-                finished(end.failed)
+                finished(bool(end.text))
 
         def finished(has_failed: bool) -> None:
             if not is_server or (has_failed and not cluster.outlives_servers):

@@ -233,7 +233,7 @@ class Task:
         self._reports.tell(process, code, self._config.address, self._node_keys)
 
     async def _told(self, end: End[Piped]) -> None:
-        if end.failed:
+        if end.text:
             self._log.say(end.level, end.text)
         elif end.code == exits.DRAINED:
             self._log.say("info", f"{end.child.name} has drained")
