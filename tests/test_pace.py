@@ -14,10 +14,11 @@ import zmqps
 from tests import pace
 from tests.imports import ROOT
 from tests.nested import run_pytest
+from tests.tables import for_each
 
 
-@pytest.mark.parametrize(
-    ("slowness", "load", "allowed", "stretched"),
+@for_each(
+    "slowness, load, allowed, stretched",
     [(1.0, 0.0, 4.0, 1.0), (1.0, 1.5, 4.0, 1.5), (1.0, 4.0, 8.0, 4.0), (3.0, 0.5, 6.0, 3.0), (1.0, 99.0, 20.0, 10.0)],
 )
 def test_limits_are_generous_and_grow_with_what_was_measured_and_with_the_load(
