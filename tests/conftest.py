@@ -55,7 +55,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Mark what is in a file that was named on the command line: all of it runs, whatever is left out by default."""
     paths = [config.invocation_params.dir / arg.partition("::")[0] for arg in config.args]
     named = {path.resolve() for path in paths if path.is_file()}
-    for item in items:
+    for item in items if named else []:
         if item.path.resolve() in named:
             item.add_marker("named")
 

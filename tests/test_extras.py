@@ -15,6 +15,7 @@ import pytest
 
 from tests.imports import ROOT
 from tests.pace import allow
+from tests.tables import for_each
 from zmqps import extras
 
 CLONE = "/home/me/zmq ps"
@@ -55,7 +56,7 @@ def test_from_a_file_or_a_repository_it_is_the_same_one(monkeypatch: pytest.Monk
     assert told(monkeypatch, remote) == "pip install 'zmqps[watch] @ git+https://example.org/zmqps.git@c0ffee'"
 
 
-@pytest.mark.parametrize("origin", [None, "", "{", "[]", '{"url": 3}', '{"url": "https://example.org/a.whl"}'])
+@for_each("origin", [None, "", "{", "[]", '{"url": 3}', '{"url": "https://example.org/a.whl"}'])
 def test_from_an_index_or_nowhere_it_is_the_name(monkeypatch: pytest.MonkeyPatch, origin: str | None) -> None:
     assert told(monkeypatch, origin) == "pip install 'zmqps[watch]'"
 

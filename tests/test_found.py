@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.imports import ROOT
-from tests.pace import allow
+from tests.nested import run_pytest
 
 pytestmark = pytest.mark.repeats  # each runs pytest in processes of its own
 
@@ -27,26 +23,10 @@ PROGRAM = """if True:
 
 def run(directory: Path, profile: str) -> tuple[str, list[str]]:
     """Run a test that fails, in a process; return what was said and the numbers it was tried with."""
-    (directory / "test_numbers.py").write_text(PROGRAM)
     drawn = directory / "drawn.txt"
     drawn.unlink(missing_ok=True)
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "tests.conftest",
-        "-p",
-        "no:cacheprovider",
-        "test_numbers.py",
-    ]
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "HYPOTHESIS_PROFILE": profile}
-    done = subprocess.run(
-        command, cwd=directory, env=env, capture_output=True, text=True, timeout=allow(60), check=False
-    )
-    assert done.returncode == 1, done.stdout + done.stderr
-    return done.stdout, drawn.read_text().split()
+    said = run_pytest(directory, PROGRAM, code=1, HYPOTHESIS_PROFILE=profile)
+    return said, drawn.read_text().split()
 
 
 def test_a_random_example_that_fails_is_written_down_and_is_tried_first_the_next_time(tmp_path: Path) -> None:

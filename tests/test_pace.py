@@ -13,10 +13,12 @@ import pytest
 import zmqps
 from tests import pace
 from tests.imports import ROOT
+from tests.nested import run_pytest
+from tests.tables import for_each
 
 
-@pytest.mark.parametrize(
-    ("slowness", "load", "allowed", "stretched"),
+@for_each(
+    "slowness, load, allowed, stretched",
     [(1.0, 0.0, 4.0, 1.0), (1.0, 1.5, 4.0, 1.5), (1.0, 4.0, 8.0, 4.0), (3.0, 0.5, 6.0, 3.0), (1.0, 99.0, 20.0, 10.0)],
 )
 def test_limits_are_generous_and_grow_with_what_was_measured_and_with_the_load(
@@ -43,28 +45,6 @@ def test_what_the_package_waits_by_default_is_no_limit_of_a_test() -> None:
 @pytest.mark.repeats
 @pytest.mark.parametrize(("seconds", "code"), [(0.3, 0), (60.0, 1)])
 def test_the_timeout_of_a_test_is_scaled_and_a_hang_is_still_one(tmp_path: Path, seconds: float, code: int) -> None:
-    (tmp_path / "test_it.py").write_text(f"import threading\n\ndef test_it():\n    threading.Event().wait({seconds})\n")
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "tests.conftest",
-        "-p",
-        "no:cacheprovider",
-        "--timeout",
-        "0.2",
-    ]
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [*command, "test_it.py"],
-        cwd=tmp_path,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=pace.allow(60),
-        check=False,
-    )
-    assert done.returncode == code, done.stdout + done.stderr
-    assert ("Timeout (>" in done.stdout) == bool(code)
+    program = f"import threading\n\ndef test_it():\n    threading.Event().wait({seconds})\n"
+    said = run_pytest(tmp_path, program, "--timeout", "0.2", code=code)
+    assert ("Timeout (>" in said) == bool(code)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.imports import ROOT
-from tests.pace import allow
+from tests.nested import run_pytest
 from tests.skips import is_allowed
 from tests.tables import for_each, one_in
 
@@ -40,12 +36,7 @@ def test_a_skip_is_allowed_for_what_cannot_be_installed_here(
 
 @pytest.mark.parametrize(("reason", "code"), one_in(2, [("not installed: sshd", 1), ("no GPU", 0)]))
 def test_ci_lists_skips_and_fails_for_one_that_is_not_allowed(tmp_path: Path, reason: str, code: int) -> None:
-    (tmp_path / "test_it.py").write_text(f"import pytest\n\ndef test_it():\n    pytest.skip({reason!r})\n")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.conftest", "-p", "no:cacheprovider", "test_it.py"]
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "CI": "1", "CI_MISSING": ""}
-    done = subprocess.run(
-        command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=allow(60), check=False
-    )
-    assert done.returncode == code, done.stdout + done.stderr
-    assert f"skipped: {reason} (test_it.py::test_it)" in done.stdout
-    assert ("FAILED: CI may not skip for" in done.stdout) == bool(code)
+    program = f"import pytest\n\ndef test_it():\n    pytest.skip({reason!r})\n"
+    said = run_pytest(tmp_path, program, code=code, CI="1", CI_MISSING="")
+    assert f"skipped: {reason} (test_it.py::test_it)" in said
+    assert ("FAILED: CI may not skip for" in said) == bool(code)

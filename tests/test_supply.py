@@ -220,7 +220,7 @@ def test_a_commit_that_has_all_can_be_released(releasable: Path) -> None:
     assert in_the_way(releasable) == []
 
 
-@pytest.mark.parametrize("version", ["", "v0.3.0", "0.3", "0.3.0.dev0", "0.3.0 -f"])
+@for_each("version", ["", "v0.3.0", "0.3", "0.3.0.dev0", "0.3.0 -f"])
 def test_a_release_has_a_plain_number(version: str, releasable: Path) -> None:
     assert in_the_way(releasable, version) == [f"'{version}' is no version: make release VERSION=0.1.0"]
 

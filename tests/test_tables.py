@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.tables import for_each
+from tests.tables import for_each, one_in
 
 
 class Reported:
@@ -37,6 +37,11 @@ def test_every_row_of_all_tables_is_tried_and_those_that_fail_are_named() -> Non
     test(subtests=reported, fixture="f")
     assert tried == [(1, 2, 5, "f"), (1, 2, 6, "f"), (3, 4, 5, "f"), (3, 4, 6, "f")]
     assert reported.rows == [("odd six", {"a": 3, "b": 4, "c": 6})]
+
+
+def test_of_so_many_rows_one_is_tried_in_each_run() -> None:
+    left = [(param.values, [mark.name for mark in param.marks]) for param in one_in(2, ["a", (1, 2), "c"])]
+    assert left == [(("a",), []), ((1, 2), ["repeats"]), (("c",), [])]
 
 
 ROWS = iter([1, 2])

@@ -17,6 +17,7 @@ import pytest
 import zmqps
 from tests.imports import ROOT
 from tests.pace import allow, stretch
+from tests.tables import one_in
 from zmqps.errors import ConfigurationError, DeadlineError, NodeFailedError, UnknownParameterError
 
 PATIENCE = allow(30.0)
@@ -65,12 +66,15 @@ def test_a_function_may_finish_its_worker_itself() -> None:
 
 @pytest.mark.parametrize(
     ("how", "error", "said"),
-    [
-        ("raise", UnknownParameterError, "'v'"),
-        pytest.param("label", RuntimeError, "LabelError: seven", marks=pytest.mark.processes),
-        pytest.param("lambda", Exception, "<lambda>", marks=pytest.mark.processes),
-        pytest.param("exit", NodeFailedError, "worker 1 ended with exit code 3 before", marks=pytest.mark.processes),
-    ],
+    one_in(
+        4,
+        [
+            ("raise", UnknownParameterError, "'v'"),
+            ("label", RuntimeError, "LabelError: seven"),
+            ("lambda", Exception, "<lambda>"),
+            ("exit", NodeFailedError, "worker 1 ended with exit code 3 before train had returned"),
+        ],
+    ),
 )
 def test_the_error_of_a_worker_is_raised_here(how: str, error: type[Exception], said: str) -> None:
     with pytest.raises(error, match=said) as caught:
@@ -120,7 +124,7 @@ def start(tmp_path: Path, guard: str) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.processes), signal.SIGKILL])
+@pytest.mark.parametrize("number", one_in(2, [signal.SIGKILL, signal.SIGINT]))
 def test_nothing_is_left_after_the_end_of_the_script(number: signal.Signals, tmp_path: Path) -> None:
     with start(tmp_path, 'if __name__ == "__main__": ') as script:
         assert script.stdout is not None

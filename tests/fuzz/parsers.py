@@ -51,9 +51,9 @@ from zmqps.launch import far, hosts
 from zmqps.logs import lines, reading
 from zmqps.net import identity
 from zmqps.net.system import environment, tasks
-from zmqps.nodes.checkpoints import cadence
 from zmqps.nodes.journal import PAGE
 from zmqps.nodes.page import read_page
+from zmqps.settings.kinds import cadence
 from zmqps.trace import merge, ring
 
 Feed = Callable[[bytes, Path], object]
@@ -474,7 +474,7 @@ PARSERS: dict[str, Parser] = {
     "a device": _text(device.parse, "cuda:1", "auto"),
     "a size": _text(lambda text: settings.Size().convert(text, None, None), "8GB", "1.5MiB", "512",
                     refuses=(click.ClickException,)),
-    "how often to save": _text(cadence, "5min", "90s", "500steps"),
+    "how often to save": _text(partial(cadence, "every"), "5min", "90s", "500steps"),
     "since when": _text(lambda text: reading.parse_since(text, NOW), "1h30m", "2025-11-21T01:24", "01:24"),
     "a line of a log": _text(
         _log, "2026-11-27 07:00:00.123 worker-1 warning: it is late [step=3 job=\"a b\"]",

@@ -44,13 +44,17 @@ TABLES = (
 )  # fmt: skip
 
 
-def server_of(mode: str, nonfinite: str = "reject") -> tuple[ServerKernel, int]:
-    """Return a server with tables to which a worker is connected, and the number of the first one."""
+def job_of(mode: str, nonfinite: str = "reject") -> tuple[JobSpec, Placement]:
     job = JobSpec(
         parameters=PARAMETERS, optimizer=optim.sgd(0.5).to_wire(), mode=mode, nonfinite=nonfinite,
         tables=TABLES,
     )  # fmt: skip
-    placement = Placement.balance(KeySpace.of(job), 1, 64)
+    return job, Placement.balance(KeySpace.of(job), 1, 64)
+
+
+def server_of(mode: str, nonfinite: str = "reject") -> tuple[ServerKernel, int]:
+    """Return a server with tables to which a worker is connected, and the number of the first one."""
+    job, placement = job_of(mode, nonfinite)
     machine = ready_server(replace(ASSIGN, job=job.to_wire(), placement=placement.to_wire()), placement)
     machine.handle(Received(PEER, ticketed("worker", WHO)), 0.0)
     return machine, len(placement.slices[0])
@@ -192,7 +196,7 @@ def check(mode: str, first: int, machine: ServerKernel, messages: Sequence[Messa
             assert sum(memoryview(buffer).nbytes for buffer in answer.payload) >= 8 * len(SCANNED)
 
 
-FIRST = server_of("async")[1]
+FIRST = len(job_of("async")[1].slices[0])
 COMMITS = st.builds(Commit, st.just(EPOCH), st.just(0), st.lists(st.integers(0, 3), max_size=3, unique=True).map(
     lambda attempts: ((WHO, tuple(attempts)),) if attempts else ()
 ))  # fmt: skip

@@ -95,7 +95,7 @@ def test_every_codec_comes_through_every_transport(transport: str, optimizer: st
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@for_each("transport", TRANSPORTS)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_every_codec_comes_through_every_transport_with_every_optimizer(transport: str, optimizer: str) -> None:
     train(transport, optimizer)

@@ -17,6 +17,7 @@ import pytest
 from tests.pace import allow
 from tests.page.asked import live, series
 from tests.ports import reserved_port
+from tests.tables import for_each
 from zmqps.core.protocol.messages import Watch
 from zmqps.errors import AddressInUseError
 from zmqps.metrics.endpoint import Source
@@ -111,7 +112,7 @@ def test_a_port_that_was_taken_meanwhile_is_not_waited_for(tmp_path: Path) -> No
             during(folder, address=f"127.0.0.1:{taken}")
 
 
-@pytest.mark.parametrize(
+@for_each(
     "text",
     ["", "[]", "{}", "[" * 3000, '{"url": 1, "port": 1, "token": ""}', '{"url": "", "port": 70000, "token": ""}'],
 )

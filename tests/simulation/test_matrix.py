@@ -20,7 +20,7 @@ from tests.reference import Array, Place, Reference, brought, odd_parameters
 from tests.simulator import Faults, Node, Simulation
 from tests.simulator.engine import Program
 from tests.simulator.jobs.training import ReferenceRules, Training, loaded_shard
-from tests.tables import one_in
+from tests.tables import for_each, one_in
 from zmqps import codecs
 from zmqps.core.job.keyspace import Placement
 from zmqps.core.job.spec import JobSpec
@@ -300,7 +300,7 @@ def test_each_optimizer_with_a_codec_of_the_job_and_others_by_call(number: int, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("push_codec", CODECS)
+@for_each("push_codec", CODECS)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_every_codec_with_every_optimizer(optimizer: str, push_codec: str, monkeypatch) -> None:
     first = list(OPTIMIZERS).index(optimizer) + list(CODECS).index(push_codec)  # each meets all three somewhere

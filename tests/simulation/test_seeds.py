@@ -17,6 +17,8 @@ from tests.tables import one_in
 #: One seed of each scenario is enough where so much is pushed in it. Where a fault has ended it early, as the sleep of
 #: a server without copies does, others are tried; `make test-slow` runs thousands of all together.
 ENOUGH, MOST_SEEDS = 5, 5
+#: Parts of the thousands of seeds, which are spread over processes.
+SHARES = 60
 
 
 def one_of_each_kind() -> list[str]:
@@ -41,10 +43,14 @@ def test_a_seed_of_every_scenario(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SCENARIOS)
-def test_thousands_of_seeds(name: str) -> None:
-    for seed in range(1000, 1032):
-        SCENARIOS[name].simulation(seed).run()
+@pytest.mark.parametrize("share", range(SHARES))
+def test_thousands_of_seeds(share: int) -> None:
+    for name in [*SCENARIOS][share::SHARES]:
+        for seed in range(1000, 1032):
+            try:
+                SCENARIOS[name].simulation(seed).run()
+            except SimulationError as error:
+                raise AssertionError(f"to see it again: {replay(name, seed)}") from error
 
 
 @pytest.mark.parametrize("name", one_in(2, ["async-everything", "bounded-stops", "sync-data-crashes", "sync-restarts"]))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.tables import for_each
 from tests.trace.made import Made
 from zmqps.errors import ConfigurationError
 from zmqps.trace.merge import load, write
@@ -75,7 +76,7 @@ def test_a_trace_that_was_written_is_read_again_with_its_arrows_left_out(tmp_pat
     assert len({event["id"] for event in arrows}) == 2
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"traceEvents": 3}', '{"traceEvents": [{"ph": "X"}]}', "no"])
+@for_each("text", ["", "[]", "{}", '{"traceEvents": 3}', '{"traceEvents": [{"ph": "X"}]}', "no"])
 def test_another_file_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "other").write_text(text)
     with pytest.raises(ConfigurationError, match="no trace"):

@@ -150,17 +150,19 @@ def test_a_payload_too_short_or_too_long_is_refused(spec: str, inline: bool) -> 
         decompress(codec, payload, [])
 
 
-@pytest.mark.parametrize("spec", LOSSY)
-@given(st.lists(st.binary(max_size=300), max_size=3), st.lists(st.integers(1, 90), max_size=3))
-@settings(max_examples=25)
-def test_junk_is_arrays_of_the_right_size_or_a_protocol_error(
-    spec: str, payload: list[bytes], sizes: list[int]
-) -> None:
-    try:
-        arrays = decompress(parse(spec), payload, [(size, F4) for size in sizes])
-    except ProtocolError:
-        return
-    assert [array.size for array in arrays] == sizes
+@pytest.mark.hypothesis
+@for_each("spec", LOSSY)
+def test_junk_is_arrays_of_the_right_size_or_a_protocol_error(spec: str) -> None:
+    @given(st.lists(st.binary(max_size=300), max_size=3), st.lists(st.integers(1, 90), max_size=3))
+    @settings(max_examples=25)
+    def is_right_or_refused(payload: list[bytes], sizes: list[int]) -> None:
+        try:
+            arrays = decompress(parse(spec), payload, [(size, F4) for size in sizes])
+        except ProtocolError:
+            return
+        assert [array.size for array in arrays] == sizes
+
+    is_right_or_refused()
 
 
 @for_each("codec", [RAW, "bf16"])
