@@ -94,7 +94,7 @@ class HostPusher(Pusher):
     def __init__(self, *args: Any, **options: Any) -> None:
         self._group = HostGroup()
         self._models: HostModels | None = None
-        self._fresh = False  # values that this worker has set are to be read back
+        self._fresh = False  # values that this worker has set, to be read back
         self._operations = Work("zmqps-host-step")  # one after the other
         weakref.finalize(self, self._group.leave).atexit = False
         weakref.finalize(self, self._operations.end).atexit = False

@@ -71,7 +71,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc,unused-ignore]
         Processes of this host that have averaged their gradients (by ``DistributedDataParallel``, for instance): the
         first one of them has the worker, the others get the values from it.
     tables, nonfinite, aggregate, on_straggler, retain, treatment, deterministic, workers
-        As for `zmqps.Worker.init`; ``tables`` are further ones, beside those of the model's layers.
+        As for `zmqps.Worker.init`; ``tables`` are further ones, besides those of the model's layers.
     push_codec, pull_codec
         As for `zmqps.Worker.init`: how gradients and values travel.
     timeout : float, optional
@@ -225,7 +225,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc,unused-ignore]
         """
         if self.__dict__.get("_begun", False):
             raise ConfigurationError(
-                "the job has begun with the param groups there were: name all in the optimizer, those that are to be "
+                "the job has begun with the param groups there were: name all in the optimizer, those to be "
                 "trained later with lr=0"
             )
         super().add_param_group(param_group)
