@@ -1,4 +1,4 @@
-"""Run examples/recommend.py in several processes at once, in two modes and with two models, beside one process alone.
+"""Run examples/recommend.py in several processes at once, in two modes and with two models, compared with one process.
 
 Starts a coordinator and servers on this machine for each, then the workers, and ends when they do. Into --output go
 summary.json, and for each model and mode loss.png, staleness.png, the logs of the nodes, and what each worker reported.
@@ -81,7 +81,7 @@ def alone(name: str, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def wanted(model: Any, reference: float, args: argparse.Namespace) -> float:
-    """Return how good a cluster's model is to be, where one process alone has reached ``reference``."""
+    """Return how good a cluster's model must be, if one process alone has reached ``reference``."""
     if model.metric == "RMSE":
         return recommend.WANTED_RMSE if args.data is None else reference + SLACK
     return reference - SLACK

@@ -1,4 +1,4 @@
-"""Two jobs at once on one cluster, a name used again, and a flood beside a small job: a notebook's cells, as a script.
+"""Two jobs at once on one cluster, a name used again, and a flood next to a small job: a notebook's cells, as a script.
 
     python examples/jobs.py
 
@@ -74,7 +74,7 @@ def beside_a_flood(address: str) -> tuple[float, float]:
 
 
 def main() -> None:
-    """Train two jobs side by side, then one of them again with another model, then measure one beside a flood."""
+    """Train two jobs side by side, then one of them again with another model, then measure one during a flood."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     with zmqps.LocalCluster(servers=2) as cluster:
         found: dict[str, float] = {}
@@ -98,7 +98,7 @@ def main() -> None:
             print(f"job two again, larger: off by {train_mean(worker, size=200_000):.3f}")
             worker.finish()
         alone, beside = beside_a_flood(cluster.address)
-        print(f"a step of 1 KB: {1e3 * alone:.2f} ms alone, {1e3 * beside:.2f} ms beside a job that floods the servers")
+        print(f"a step of 1 KB: {1e3 * alone:.2f} ms alone, {1e3 * beside:.2f} ms with a job that floods the servers")
         print("ended:", "; ".join(f"{entry['job']} ({entry['how']})" for entry in cluster.status()["ended"]))
 
 

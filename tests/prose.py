@@ -47,6 +47,8 @@ INSTEAD_SOON = {
     r"\b(?:is|are|was|were|be|been|being|never|not) told\b": "is informed, is sent, learns",
     r"\bso many\b": "that many, this many",
     r"\bthose of\b.*\bthose of\b|\bthat of\b.*\bthat of\b": "the noun, once",
+    r"\bbeside\b": "besides, next to, with",
+    r"\b(?:is|are|was|were) to be\b": "should, will, must",
     rf"\b(?:is|are|was|were) to (?:{_DUTIES})\b": "should, will, must",
     r"\b(?:this|that|each) one's\b": "its, or the noun",
     r"\ban? \w+(?: \w+)? of (?:its|their|your|my|our) own\b(?! [\w-]+s\b)": "its own, a separate",

@@ -125,7 +125,7 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         try:
             return import_module(f"zmqps.{name}")
-        except ModuleNotFoundError as error:  # an extra that is missing; `hasattr` is to be False then
+        except ModuleNotFoundError as error:  # an extra that is missing: `hasattr` must be False
             raise AttributeError(str(error)) from error
     if name in _HOMES:
         if name in _BEGINNINGS:  # Ctrl-C comes while their modules are imported, too

@@ -74,7 +74,7 @@ TWINS: dict[str, Callable[[Mapping[str, Any], dict[str, Any]], OptimizerSpec]] =
     "RMSprop": _rmsprop,
     "SGD": _sgd,
 }
-#: In those of Keras weight decay acts on the values, beside the gradient's step; these have such a form here.
+#: In those of Keras weight decay acts on the values, separately from the gradient's step; these have such a form here.
 DECAYING = ("Adam", "AdamW", "Lion", "SGD")
 
 
@@ -109,7 +109,7 @@ def translated(optimizer: Any) -> OptimizerSpec:
     decay = config["weight_decay"] or 0.0
     if decay and (name not in DECAYING or config.get("momentum")):
         raise OptimizerError(
-            f"{name}: weight_decay has no equivalent here, for Keras decays the values beside the gradient's step; "
+            f"{name}: weight_decay has no equivalent here, for Keras decays the values separately from the gradient; "
             f"{', '.join(DECAYING)} can, SGD without momentum"
         )
     rate = _number(optimizer.learning_rate)

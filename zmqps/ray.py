@@ -62,7 +62,7 @@ def start(
 ) -> RayCluster:
     """Start a cluster on Ray, and the workers of a job if there is a command for them.
 
-    Ray is asked for a placement group with a bundle for each server and each worker; the coordinator runs beside the
+    Ray is asked for a placement group with a bundle for each server and each worker; the coordinator runs next to the
     first server. In each bundle an actor starts the process, watches it, and starts it again when it fails. An actor
     that is lost with its host is started again by Ray where there is room. All processes end with the job of Ray that
     has started them, however it ends.

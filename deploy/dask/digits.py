@@ -1,4 +1,4 @@
-"""Train on handwritten digits on Dask: nodes of zmqps beside its workers, training in its tasks.
+"""Train on handwritten digits on Dask: nodes of zmqps next to its workers, training in its tasks.
 
 `python deploy/dask/digits.py` starts a Dask on this host; with an address it takes the one there.
 """
@@ -21,7 +21,7 @@ from zmqps.launch.keeper import HOST, Keeper, Order
 
 
 class Node(WorkerPlugin):
-    """Runs a node of zmqps beside some of Dask's workers, and starts it again when it fails."""
+    """Runs a node of zmqps next to some of Dask's workers, and restarts it when it fails."""
 
     def __init__(self, name, where, order):
         self.name, self.where, self.order = name, where, order

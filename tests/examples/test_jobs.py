@@ -19,5 +19,5 @@ def test_two_jobs_learn_side_by_side_and_a_name_is_used_again(capsys: pytest.Cap
     again = re.search(r"two again, larger: off by ([\d.]+)", said)
     assert again is not None
     assert float(again[1]) < 0.5
-    assert "ms beside a job that floods the servers" in said
+    assert "ms with a job that floods the servers" in said
     assert sorted(re.findall(r"(\w+) \(its workers have finished\)", said)) == ["flood", "one", "small", "two"]

@@ -13,7 +13,7 @@ from zmqps.checkpoint.remote import storage_of
 from zmqps.checkpoint.storage import Storage, join, naming_the_disk
 from zmqps.errors import CheckpointError, CheckpointForeignError, CheckpointNotFoundError
 
-#: A chain is to be compacted long before; the limit ends a circle.
+#: A chain is compacted long before; the limit ends a cycle.
 MOST_BASES = 100
 #: So often those of a job are listed where they are removed faster than they are looked at.
 _ATTEMPTS = 10

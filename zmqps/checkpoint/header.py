@@ -58,7 +58,7 @@ def read_header(directory: str, fact: FileFact, read: Callable[[int, int], bytes
         metadata = entries.pop("__metadata__")
         sharding = json.loads(metadata[SHARDING_KEY])
         if not isinstance(sharding, dict) or set(sharding) != set(entries):
-            raise ValueError("other arrays in it than beside it")
+            raise ValueError("its sharding names other arrays")
     except (ValueError, KeyError, TypeError, AttributeError, struct.error, RecursionError) as error:
         raise corrupt(path, f"its header cannot be used ({error})") from error
     return Header(_LENGTH.size + nbytes, entries, sharding)

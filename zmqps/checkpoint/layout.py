@@ -91,7 +91,7 @@ def data_file(shard: int, number: int, count: int) -> str:
 
 
 def state_file(shard: int) -> str:
-    """Return the name of the file with what is known of a shard beside its arrays."""
+    """Return the name of the file with the state of a shard besides its arrays."""
     return f"shard-{shard:05}-state.json"
 
 

@@ -153,12 +153,12 @@ class Manifest:
     state
         What the user saves with it; plain data.
     run
-        What the coordinator keeps of the job beside it; plain data.
+        The coordinator's other state of the job; plain data.
     zmqps
         The version that wrote it.
     base
-        Name and checksum of the manifest of the checkpoint beside it that has the rows of tables which this one does
-        not hold; None: it holds all.
+        Name and checksum of the manifest of the checkpoint in the same directory that this one builds upon; None: it
+        has all rows.
     owner
         The cluster that made it; None: none did.
     """
@@ -292,7 +292,7 @@ def corrupt(path: str, what: str) -> CheckpointCorruptError:
 def reading(storage: Storage, file: str) -> Iterator[None]:
     """Turn an `OSError` into an error that says what to do.
 
-    Of a checkpoint that is removed the manifest goes first; so a file that is missing beside one was lost.
+    Of a checkpoint that is removed the manifest goes first; so a missing file of a present manifest was lost.
     """
     path = file.rpartition("/")[0]
     with naming_the_disk(file, "read"):

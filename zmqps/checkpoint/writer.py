@@ -167,7 +167,7 @@ class ShardWriter:
         Parameters
         ----------
         state
-            What else is to be kept of the shard, as plain data for JSON: its ledger, its counters.
+            The rest of the shard's state, as plain data for JSON: its ledger, its counters.
 
         Raises
         ------

@@ -128,7 +128,7 @@ class HostExchanges:
         self._direct = direct
         self._group = group
         self._models: HostModels | None = None
-        self._fresh = False  # values that this worker has set are to be read back
+        self._fresh = False  # values that this worker has set to be read back
         weakref.finalize(self, group.leave).atexit = False
         weakref.finalize(self, group.end).atexit = False
 

@@ -199,7 +199,7 @@ class Host:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """What is to be trained: its name, and its bytes as float32."""
+    """The model to train: its name, and its bytes as float32."""
 
     name: str
     nbytes: int

@@ -20,7 +20,7 @@ SERVER_COPIES, WORKER_COPIES = 3, 2
 PROCESS_NBYTES = 150 << 20
 #: Less memory than this and nothing runs well.
 LITTLE_NBYTES = 512 << 20
-#: Descriptors: below this a server gives up its fast endpoint, and what each member takes of them beside a base.
+#: Descriptors: below this a server gives up its fast endpoint, and what each member takes of them besides a base.
 FEW_FILES, FILES_A_MEMBER, FILES_BASE = 512, 4, 64
 #: Lines of logs from several hosts are merged by their clocks.
 CLOCK_WARNING_S = 1.0

@@ -30,7 +30,7 @@ class Row:
     found
         What was found.
     advice
-        What to do; empty where nothing is to be done.
+        What to do; empty if nothing.
     """
 
     where: str

@@ -1,4 +1,4 @@
-"""How quick the way between each two hosts is, beside what their interfaces can."""
+"""The speed between each two hosts, compared with their interfaces'."""
 
 from __future__ import annotations
 

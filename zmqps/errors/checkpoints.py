@@ -64,8 +64,8 @@ class CheckpointFormatError(CheckpointError):
     ---------------
     - One of a newer format: install the zmqps that wrote it, which the text names, or a newer one.
     - One of format 1 that builds upon another checkpoint has only the parameters that have changed, which is no longer
-      read. Install the zmqps that wrote it and rewrite it as a whole: `zmqps checkpoint compact PATH`. Or go on from
-      a checkpoint that builds upon no other; these are read in both formats.
+      read. Install the zmqps that wrote it and rewrite it as a whole: `zmqps checkpoint compact PATH`. Or continue
+      from a checkpoint that builds upon no other; these are read in both formats.
     """
 
     code = 73

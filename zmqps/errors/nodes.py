@@ -16,7 +16,7 @@ class DeadlineError(PSError, TimeoutError):
       `zmqps logs --node NAME` its last lines.
     - If the work just takes that long, give it more time: `timeout=` of the call, or of `zmqps.connect`.
     - If no node answers, `zmqps doctor` finds what keeps the hosts apart.
-    - Go on with the next gradients rather than push the same again: they may count already, and would count twice.
+    - Continue with the next gradients. If you push the same again, they may count twice.
     """
 
     code = 4

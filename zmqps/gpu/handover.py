@@ -146,7 +146,7 @@ class Handover:
         DeviceError
             CuPy is missing, or the device.
         DtypeError
-            It is not of a floating dtype, or is to be filled and read-only.
+            It is not of a floating dtype, or should be filled and is read-only.
         """
         found = [(name, spec) for name, value in values.items() if (spec := locate(value)) is not None]
         remotes: dict[str, Remote] = {}

@@ -58,7 +58,7 @@ def spread(device: str, servers_per_gpu: int | None, gpus: Sequence[str]) -> tup
     Raises
     ------
     ConfigurationError
-        A device was named beside a number for all of them.
+        A device was named together with a number for all of them.
     DeviceError
         There is no GPU.
     """

@@ -67,7 +67,7 @@ def create(directory: str | os.PathLike[str]) -> Keys:
             _replace(folder, f"{role}.key", f"{pair.public}\n{pair.secret}\n")
         _write_entries(folder, [Entry(name=r, role=r, public=p.public, made=now) for r, p in pairs.items()])
         _replace(folder, CLUSTER_SECRET, cluster.secret + "\n")
-        _replace(folder, CLUSTER_PUBLIC, cluster.public + "\n")  # last: the files beside it are complete
+        _replace(folder, CLUSTER_PUBLIC, cluster.public + "\n")  # last: the other files are complete
         return Keys.load(folder.path)
 
 

@@ -204,7 +204,7 @@ class Driver:
                     self._defect(error, action)
 
     def _keep(self, journal: Journal, actions: list[Action]) -> list[Action]:
-        """Write the records that come first in one transaction; return what is to be done then."""
+        """Write the records that come first in one transaction; return the actions that follow."""
         records = [action for action in actions if isinstance(action, Record)]
         assert all(isinstance(action, Record) for action in actions[: len(records)]), "records come first"
         journal.write(records)

@@ -46,7 +46,7 @@ def readable(socket: zmq.Socket[bytes]) -> bool:
 def send_frames(
     socket: zmq.Socket[bytes], frames: Sequence[Any], *, track: bool, backlog: Backlog | None = None
 ) -> list[zmq.Frame]:
-    """Queue a message; return the frames that ZeroMQ goes on to read, if they are to be tracked.
+    """Queue a message; return the frames that ZeroMQ goes on to read, if tracked.
 
     pyzmq's own `send_multipart` tracks the last frame only, and calls it done at once if it is a small one.
     """

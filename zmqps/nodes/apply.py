@@ -23,7 +23,7 @@ ALIGNMENT_NBYTES = 64
 
 
 class ApplyThreads:
-    """The thread that asks for an update, and others beside it.
+    """The thread that asks for an update, and additional ones.
 
     Parameters
     ----------

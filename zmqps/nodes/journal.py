@@ -36,7 +36,7 @@ from zmqps.nodes.journal_mark import MARK, NEW_MARK, Contents, Mark, Position
 FILE, LOCK = "coordinator.journal", "coordinator.lock"
 #: Where the page is, of a coordinator that has one; see `zmqps.nodes.page`.
 PAGE = "page.json"
-#: What SQLite adds to the name of a file for those beside it.
+#: What SQLite adds to the name of a file for its other files.
 BESIDE = ("-wal", "-shm", "-journal")
 #: Marks the file as a journal of zmqps, and the version of its format.
 APPLICATION, VERSION = 0x7A6D7073, 6
@@ -79,7 +79,7 @@ class Journal:
         self.failure = ""
         self._connection: sqlite3.Connection | None = None
         self._lock = -1
-        self._lasting = False  # how the next transaction is to be written
+        self._lasting = False  # how to write the next transaction
         place = self.path.parent
         self._folder = Folder(place.parent, place.name, make=True)
         self._mark = Mark(self._folder)

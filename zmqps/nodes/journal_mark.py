@@ -1,7 +1,7 @@
 """What a coordinator's journal should hold: a number and a checksum of its last transaction, in a separate file.
 
 SQLite takes the first frame of its log that is not what was written for the end of the log, and a log that is missing
-for one that was empty. So what a journal has come to is also written beside it, after each transaction and before that
+for one that was empty. So the state of a journal is also written next to it, after each transaction and before that
 is acknowledged. A process that is killed between the two leaves a journal that is one transaction ahead. A host that
 loses its power may lose what was not forced to the disk: after another start of the host a journal may be behind its
 mark, but not behind what was forced.
@@ -91,7 +91,7 @@ class Contents:
 
 
 class Mark:
-    """The file beside a journal that says what it has come to.
+    """The file next to a journal with the journal's state.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The page beside a coordinator: where it is, its token, and what of both is kept for the coordinator's next life."""
+"""A coordinator's page: its address and token, also for the coordinator's next life."""
 
 from __future__ import annotations
 

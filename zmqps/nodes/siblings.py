@@ -1,4 +1,4 @@
-"""Servers that this coordinator's parent has started beside it: the kernel reports their end.
+"""Servers that this coordinator's parent has started, too: the kernel reports their end.
 
 A parent without a loop to watch them in, as `LocalCluster` in a script, hands the coordinator what it can
 watch them by: a descriptor of each process (`os.pidfd_open`), with the token that this process was given.

@@ -24,7 +24,7 @@ from zmqps.trace.merge import Trace
 #: For this long nodes record, and into this many bytes each: some 110,000 spans, seconds of many small messages.
 SECONDS = 10.0
 RING_NBYTES = 8 << 20
-#: Beside the seconds of the trace itself, to ask for it and to fetch it.
+#: Besides the seconds of the trace itself, to request and to fetch it.
 FETCH_S = 60.0
 #: Of the seconds that it may take longer until the coordinator answers at all.
 ANSWER_S = 5.0

@@ -1,4 +1,4 @@
-"""The series that browsers look at, kept beside the coordinator: it is asked for what is new alone."""
+"""The series that browsers look at, kept by the page, which asks the coordinator only for what is new."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ _CHECKPOINT = ("version", "ago_s", "seconds")
 
 
 def seen(view: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the page shows of a view beside the series, sharing nothing with what the coordinator changes."""
+    """Return what the page shows of a view besides the series, sharing nothing with what the coordinator changes."""
     status = view["status"]
     jobs = dict(list(status["jobs"].items())[:MOST_JOBS])
     left_out = [str(text) for text in status["left_out"]]

@@ -29,7 +29,7 @@ NO_IDS = np.empty(0, np.int64)
 
 
 class Kept(NamedTuple):
-    """Ids, which are different, and the sum of what is to be added to the row of each."""
+    """Ids, which are different, and the sum to add to the row of each."""
 
     ids: Array
     sums: Array
@@ -54,7 +54,7 @@ class Cache:
     dim
         Elements of a row.
     keeps
-        Whether what is to be added to rows is kept (`keep`): as much memory again.
+        Whether sums to add to rows are kept (`keep`): as much memory again.
     seed
         Of the index.
 
@@ -215,7 +215,7 @@ class Cache:
         kernel(loops.mend)(places, which, rows, np.float32(factor), self._store.values)
 
     def keep(self, places: Array, which: Array, rows: Array, clock: int, most: int) -> None:
-        """Keep what is to be added to rows elsewhere: as long as they may be read, for fewer than ``most`` clocks else.
+        """Keep sums to add to rows elsewhere: as long as they may be read, for fewer than ``most`` clocks else.
 
         Parameters
         ----------
@@ -246,7 +246,7 @@ class Cache:
         self._num_due = sum(places.size for places in left.values())
 
     def take_due(self, clock: int) -> Kept:
-        """Return what is to be kept no more at a clock."""
+        """Return the sums that expire at a clock."""
         found = []
         for last in [last for last in self._due if last < clock]:
             for places in self._due.pop(last):

@@ -11,13 +11,13 @@ from zmqps.settings.fields import Settings, nested, setting
 from zmqps.settings.kinds import Choice, File, Seconds, Switch, Text, Whole
 from zmqps.settings.server import ServerSettings
 
-#: The settings that all servers of a cluster share, beside those that its coordinator has, too.
+#: The settings that all servers of a cluster share, besides those that its coordinator has, too.
 OF_SERVERS = ("ports", "kernels", "apply_threads", "device", "memory", "io_threads")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSettings(CoordinatorSettings):
-    """The settings of a cluster: those of its coordinator, and what its servers need beside them."""
+    """The settings of a cluster: those of its coordinator, and what its servers need besides them."""
 
     server: ServerSettings = nested(ServerSettings, only=OF_SERVERS)
     restart_servers: int = setting(

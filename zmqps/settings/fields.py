@@ -23,7 +23,7 @@ T = TypeVar("T", bound="Settings")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What is known of an option beside its name and its default.
+    """The facts about an option besides its name and its default.
 
     Parameters
     ----------
@@ -159,7 +159,7 @@ class Settings:
 
     @classmethod
     def taken_from(cls, other: Settings, **changes: Any) -> Self:
-        """Return settings with what another struct has of their fields, and with ``changes`` beside that."""
+        """Return settings with what another struct has of their fields, and with ``changes``."""
         known = {one.name for one in _fields(cls)}
         return cls(**{one.name: getattr(other, one.name) for one in _fields(other) if one.name in known} | changes)
 

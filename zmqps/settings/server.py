@@ -46,7 +46,7 @@ class ServerSettings(NodeSettings):
         metavar="SIZE", example="8GB", see="jobs.md#memory",
     )  # fmt: skip
     # One connection full of large messages keeps a thread of ZeroMQ busy for milliseconds at a time. With a second one
-    # a small message of another job does not wait for that: its step takes 1.3 times as long beside a flood, not 7.
+    # a small message of another job does not wait for that: its step takes 1.3 times as long during a flood, not 7.
     io_threads: int = setting(
         2, Whole(1, 64), "Threads of a server that read and write sockets and, with keys, encrypt."
     )

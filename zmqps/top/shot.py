@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from zmqps.top.app import Questions, Top
 
-#: What Textual writes into its pictures so that they look the same everywhere; nothing is to be downloaded for ours.
+#: What Textual writes into its pictures so that they look the same everywhere; ours must download nothing.
 _FONTS = re.compile(r"@font-face\s*\{[^}]*\}\s*")
 
 

@@ -254,7 +254,7 @@ class Tables:
         scale
             What gradients were multiplied with.
         fetch
-            Ask in the same round trip for what is to be used next: no step has to end first.
+            Request the next rows in the same round trip: no step has to end first.
         timeout
             As of `zmqps.torch.Optimizer`.
         """
@@ -286,7 +286,7 @@ class Tables:
         return sent
 
     def follow(self) -> None:
-        """A step is on its way: ask for what else is to be used next."""
+        """A step is in flight: request the rest of the next rows."""
         for module in self._modules:
             module.follow(self._coming.pop(module, None))
 

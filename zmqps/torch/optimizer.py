@@ -72,7 +72,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc,unused-ignore]
         first one of them has the worker, the others get the values from it.
     **init
         As for `zmqps.Worker.init`: ``workers``, ``steps``, ``gradients``, ``push_codec``, ``pull_codec``, and
-        ``tables`` beside those of the model's layers. Synchronous, the mean is over all workers unless you pass
+        ``tables`` besides those of the model's layers. Synchronous, the mean is over all workers unless you pass
         ``steps=zmqps.Steps(mean="pushed")``. ``timeout`` is that of each wait.
 
     Raises
@@ -210,7 +210,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc,unused-ignore]
         """
         if self.__dict__.get("_begun", False):
             raise ConfigurationError(
-                "the job has begun with the param groups there were: name all in the optimizer, those that are to be "
+                "the job has begun with the param groups there were: name all in the optimizer, those to be "
                 "trained later with lr=0"
             )
         super().add_param_group(param_group)

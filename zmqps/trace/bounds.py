@@ -94,7 +94,7 @@ def _said(steps: WorkerSteps, everybody: Sequence[WorkerSteps]) -> Bound:
     if kind == "compute":
         text = (
             f"A step of {step} is bound by compute: {share} of it are the training script's own; no step is shorter "
-            f"than those {share} unless pushes and pulls go on beside it"
+            f"than those {share} unless pushes and pulls overlap with it"
         )
     elif kind == "wait":
         return _waiting(steps, everybody)

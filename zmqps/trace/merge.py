@@ -77,7 +77,7 @@ class Clock:
 class Trace:
     """All processes on the clock of one; ``clocks`` by boot, of those that had another.
 
-    ``notes`` say what is not in it, and why. ``epoch_us`` is to be added to a time to have that of the calendar, in
+    ``notes`` say what is not in it, and why. Add ``epoch_us`` to a time to get that of the calendar, in
     microseconds since 1970; 0 if that is not known.
     """
 

@@ -70,7 +70,7 @@ def entries_of(table: str) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableState:
-    """What is kept of a table on one shard beside its rows.
+    """The state of a table on one shard besides its rows.
 
     Attributes
     ----------
@@ -172,7 +172,7 @@ class RowFiles:
         self._read = self.slots if slots is None else slots
 
     def state(self, shard: int) -> TableState:
-        """Return what is kept of the table on a shard beside its rows."""
+        """Return the state of the table on a shard besides its rows."""
         found: TableState = self._checkpoint.shards[shard].tables[self.spec.name]
         return found
 

@@ -112,7 +112,7 @@ def _check(pa: Any, path: str, schema: Any, dim: int) -> None:
     missing = [name for name in (ID, VALUES) if name not in schema.names]
     if missing:
         raise ConfigurationError(
-            f"{path} has no column {missing[0]!r}: ids of rows are to be in {ID!r}, their values, a list each, in "
+            f"{path} has no column {missing[0]!r}: ids of rows must be in {ID!r}, their values, a list each, in "
             f"{VALUES!r}; rename the columns"
         )
     ids, values = schema.field(ID).type, schema.field(VALUES).type

@@ -1,6 +1,6 @@
 """Rows of a sparse table in a safetensors file, whose header comes first and says how many there are.
 
-So room is left for it. Values follow as they come; ids, which are few bytes, wait in a file beside it and are put
+So room is left for it. Values follow as they come; ids, which are few bytes, wait in another file and are put
 behind them at the end.
 """
 
@@ -120,7 +120,7 @@ def _names(path: str, table: str, entries: dict[str, Any]) -> tuple[str, str]:
     if table in tables or len(tables) == 1:
         return entries_of(table if table in tables else tables[0])
     found = f"it has those of {listed(tables, 5)}" if tables else "it has none of any"
-    raise ConfigurationError(f"{path} has no arrays {table}.ids and {table}.values: {found}; rename what is to be read")
+    raise ConfigurationError(f"{path} has no arrays {table}.ids and {table}.values: {found}; rename the arrays")
 
 
 def _place(

@@ -106,7 +106,7 @@ class KeptSet(set[K]):
 
 
 class DirtyKeys:
-    """The keys whose records are to be written.
+    """The keys whose records must be written.
 
     A key has a subject, such as ``job`` or ``member``, and an owner; see `zmqps.core.coordinator.remembered`.
     """

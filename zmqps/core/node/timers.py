@@ -54,7 +54,7 @@ class Timer:
 class Wheel:
     """The timers of one node; of several due at the same time the one made first rings first.
 
-    The deadlines of those in `touched`, by number, are to be checked.
+    The deadlines of those in `touched`, by number, must be checked.
     """
 
     def __init__(self) -> None:

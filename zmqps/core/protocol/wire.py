@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 #: A job of 50,000 parameters with long names fits; nothing honest is larger.
 MAX_HEADER_NBYTES = 8 << 20
-#: Of an `Init`: what `Job` and `Assign` say beside the job fits into them then.
+#: Of an `Init`: the rest of `Job` and `Assign` then fits into them.
 MAX_INIT_HEADER_NBYTES = 6 << 20
 #: Of the messages that carry arrays: two bounds of five bytes for each of 200,000 parameters fit.
 MAX_DATA_HEADER_NBYTES = 2 << 20

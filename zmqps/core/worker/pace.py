@@ -49,7 +49,7 @@ class Pause:
 
     @property
     def due(self) -> float:
-        """When it ends, or its message is to be repeated."""
+        """When it ends, or its message is due again."""
         return self.until if self.says_at is None else min(self.until, self.says_at)
 
 

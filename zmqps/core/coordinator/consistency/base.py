@@ -49,7 +49,7 @@ class Arrival:
     attempts: tuple[int, ...] = ()  # none: it has skipped the step
     count: int = 0  # gradients
     examples: int = 0  # the worker's weight in a mean over all workers
-    leaves_out: bool = False  # no gradient of the step is to be applied
+    leaves_out: bool = False  # no gradient of the step may be applied
 
 
 class Policy(ABC):

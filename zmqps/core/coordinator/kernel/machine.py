@@ -218,7 +218,7 @@ class CoordinatorKernel(Generic[Run]):
         return self._recorded([*actions, *self._settle(now)], now)
 
     def _settle(self, now: float) -> list[Action]:
-        """Go on with what has become possible for jobs that were touched, and end what was to be saved before."""
+        """Take the steps now possible for touched jobs, and end jobs that have been saved."""
         actions = list[Action]()
         for run in self.touched.note():
             actions += self._settle_job(run, now)
@@ -242,7 +242,7 @@ class CoordinatorKernel(Generic[Run]):
         return self._news.of_job(actions, run.name, now) if is_said(actions) else actions
 
     def _recorded(self, actions: list[Action], now: float) -> list[Action]:
-        """Return actions, and before them what is to be kept of what they follow from."""
+        """Return actions, preceded by the records of the state that they follow from."""
         if is_said(actions):
             self._said(actions, now)
         return [*self.changes.records(self._dump), *actions] if self.changes.keys else actions

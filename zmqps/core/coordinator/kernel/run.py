@@ -125,7 +125,7 @@ class JobKernel(KeptRecord):
 
     @property
     def is_whole(self) -> bool:
-        """Whether all its values are there, where they are to be."""
+        """Whether all its values are on their servers."""
         return self.startup.ready and self.lost_shard is None
 
     @property
@@ -410,7 +410,7 @@ class JobKernel(KeptRecord):
         return min(dues, default=None)
 
     def _move_dues(self) -> list[float]:
-        """Return when something of what is under way, beside training, is due."""
+        """Return when something in progress, besides training, is due."""
         return []
 
     def expired(self, now: float) -> bool:

@@ -558,7 +558,7 @@ class Membership:
     ) -> MemberInfo:
         """Enter a member in its roster; the same incarnation keeps its rank, over any connection.
 
-        One with a predecessor, ``before``, takes its rank, and the predecessor is to be removed next.
+        One with a predecessor, ``before``, takes its rank, and the predecessor must be removed next.
 
         Raises `IdentityError`: the sender is not this member: it does not know its secret, or has another key.
         """

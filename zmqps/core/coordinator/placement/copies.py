@@ -98,7 +98,7 @@ class ReplicaSet:
         return copy
 
     def prepare(self, shard: int, server: MemberInfo, *, backup: bool = False) -> Replica:
-        """Enter one of a shard that is to be."""
+        """Enter a copy of a planned shard."""
         copy = self._new(shard, server, backup)
         self.coming[copy.epoch] = copy
         return copy
@@ -111,7 +111,7 @@ class ReplicaSet:
         self.changed()
 
     def find(self, epoch: int) -> Replica | None:
-        """Return the copy of a number, of those that are to be, too."""
+        """Return the copy of a number, planned ones included."""
         return self.by_epoch.get(epoch) or self.coming.get(epoch)
 
     def __getitem__(self, epoch: int) -> Replica:
@@ -134,7 +134,7 @@ class ReplicaSet:
         self.changed()
 
     def switch(self) -> None:
-        """Those that are to be take the place of all others."""
+        """Replace all copies by the planned ones."""
         self.by_epoch, self.coming = self.coming, {}
         self.unfit.clear()
         self._note()
@@ -153,7 +153,7 @@ class ReplicaSet:
 
     @property
     def promoting(self) -> dict[int, Replica]:
-        """What is to be the leader of its shard, and has not said that it is, by shard."""
+        """The copies that should lead and have not confirmed it, by shard."""
         return {copy.shard: copy for copy in self if copy.order is Order.PROMOTE}
 
     def can_fill(self, shard: int) -> bool:
@@ -255,7 +255,7 @@ class ReplicaSet:
     def rows_of_backups(self, leader: Replica) -> dict[str, Any]:
         """Return those of a shard's backups, for the server of its leader; nothing where there are none.
 
-        Those of a shard that is to be begin with the same as their leader, and need not be filled by it.
+        Those of a planned shard begin with the same content as their leader, which need not fill them.
         """
         if leader.epoch in self.coming:
             same = [copy for copy in self.coming.values() if copy.shard == leader.shard and copy.backup]

@@ -184,7 +184,7 @@ class Drains:
         return [action for run in self._runs.values() for action in run.replication.handovers.take_back(now)]
 
     def next_deadline(self) -> float | None:
-        """Return when `look` is to be called at the latest."""
+        """Return the latest time for the next call of `look`."""
         return min([d.told_at + RETRY_S for d in self.going.values() if d.told_at is not None], default=None)
 
     # --- a coordinator that was away -----------------------------------------------------------

@@ -104,7 +104,7 @@ class Replication:
         return [*actions, *startup.assign(new), *self._startup.copies.inform(old.shard, now)]
 
     def _begin_anew(self, backup: Replica) -> list[Action]:
-        """A backup is to be filled from the start, by another leader than before."""
+        """A backup must be filled from the start, by a new leader."""
         self._startup.drop(backup)
         self._startup.copies.add(backup.shard, backup.server, backup=True)
         return self.handovers.lose(backup)
@@ -189,7 +189,7 @@ class Replication:
         return actions
 
     def ready(self, copy: Replica, loaded: bool) -> list[Action]:
-        """A new backup is built, or whole; or what is to be a shard."""
+        """A new backup, or a part of a planned shard, is built or complete."""
         if copy.epoch in self._startup.copies.coming:
             self.recuts.ready(copy, loaded)
             return []

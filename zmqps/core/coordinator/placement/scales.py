@@ -1,7 +1,7 @@
 """How many servers jobs use, changed during training: shards are cut into pieces, which move and are joined.
 
 The next action follows from where a job is now, so whatever happens meanwhile is no special case: as long as
-a piece belongs to several of the shards that are to be, all are cut; as long as the servers of such a shard lack some
+a piece belongs to several of the planned shards, all are cut; as long as the servers of such a shard lack some
 of its pieces, they get copies of them, which follow their leaders as backups do; then each server puts together what
 it has. So nothing that was acknowledged is on fewer servers than before at any time.
 """
@@ -38,7 +38,7 @@ MOST_NAMED = 6
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to be done with a job: copy shards to more servers, or cut it. Or nothing."""
+    """The next action for a job: copy shards to more servers, cut it, or nothing."""
 
     spread: Mapping[int, Sequence[MemberInfo]] = field(
         default_factory=dict
@@ -70,7 +70,7 @@ def plan(run: JobRun, servers: Sequence[MemberInfo], replicas: int) -> Plan:
 def _homes(
     pieces: Placement, its: Sequence[int | None], copies: ReplicaSet, servers: Sequence[MemberInfo], replicas: int
 ) -> list[list[MemberInfo]]:
-    """Return the servers of each shard that is to be: those that have most of it, so that little has to move.
+    """Return the servers of each planned shard: those that have most of it, so that little has to move.
 
     Leaders are on a server each; backups on other hosts, where there are some, and spread over all servers.
     """
@@ -140,7 +140,7 @@ class Scales:
         self._hold_s = hold_s
         self._silence_s = silence_s
         self._changed = changed
-        self.scaling: Scaling | None = None  # what was asked for; None: all is as it is to be
+        self.scaling: Scaling | None = None  # the request; None: all is as requested
         self._ended = Endings()
 
     @property
@@ -187,7 +187,7 @@ class Scales:
                 raise self._error(servers, why, "wait until that job has ended")
         if staying < servers:
             raise self._too_few(servers)
-        instead = self._error(self.wanted, f"{servers} were asked for instead", "nothing is to be done")
+        instead = self._error(self.wanted, f"{servers} were asked for instead", "no action is needed")
         actions = self._end(instead, now)
         shown = counted(servers, "server")
         shrinks = servers < max(self._fleet.wanted, self._used)
@@ -318,7 +318,7 @@ class Scales:
         return self._end(self._error(self.wanted, "the cluster ends", "start another cluster with that many"), now)
 
     def next_deadline(self) -> float | None:
-        """Return when `look` is to be called at the latest."""
+        """Return the latest time for the next call of `look`."""
         return None if self.scaling is None else self.scaling.look_due
 
     # --- a coordinator that was away -----------------------------------------------------------

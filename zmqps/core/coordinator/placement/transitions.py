@@ -68,7 +68,7 @@ class Transition(KeptRecord):
         return self.phase >= Phase.FREEZE
 
     def is_due(self, now: float) -> bool:
-        """Whether what is not answered is to be sent again, which is noted."""
+        """Whether to resend what is unanswered; notes the time."""
         if now < self.again_at:
             return False
         self.again_at = now + RETRY_S
@@ -360,7 +360,7 @@ class Handovers(Transitions):
         return [] if self.holds else self._steps.let_go()
 
     def next_deadline(self) -> float | None:
-        """Return when `look` is to be called at the latest."""
+        """Return the latest time for the next call of `look`."""
         dues = list[float]()
         for handover in self.under_way.values():
             if handover.is_frozen:
@@ -601,7 +601,7 @@ class Recuts(Transitions):
         return [Log("warning", text, job=self._startup.name), *self.take_back(now)]
 
     def take_back(self, now: float) -> list[Action]:
-        """Cut nothing: copies that were to be the shards are freed, and all others keep their places."""
+        """Cut nothing: copies of planned shards are freed, and all others keep their places."""
         if self._recut is None:
             return []
         self._startup.drop_coming()
@@ -655,7 +655,7 @@ class Recuts(Transitions):
     # --- a coordinator that was away -----------------------------------------------------------
 
     def dump(self) -> Plain:
-        """Return what is to be taken back, and the revision of the last cut; None for nothing."""
+        """Return what must be taken back, and the revision of the last cut; None for nothing."""
         coming = [[copy.shard, copy.epoch, copy.server.incarnation] for copy in self._coming]
         if not coming and not self._startup.cut:
             return None

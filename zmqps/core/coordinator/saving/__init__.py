@@ -1,1 +1,1 @@
-"""Checkpoints: when there is to be one, and what is done for it."""
+"""Checkpoints: when to make one, and how."""

@@ -1,4 +1,4 @@
-"""Checkpoints of jobs: when there is to be one, what servers and workers do for it, and that it is published whole.
+"""Checkpoints of jobs: when to make one, what servers and workers do for it, and its publication as a whole.
 
 One is made at a time. Where a step is one for all, servers keep the version that all of them have at its end. Elsewhere
 workers begin no push for a moment, so that there is a cut between pushes: until those under way are acknowledged, and
@@ -88,7 +88,7 @@ class Checkpoints(Saver):
         cadence: Cadence,
         wheel: Wheel,
         heartbeat_timeout: float = HOLD_S,  # workers are held no longer
-        touch: Callable[[str], None] = lambda job: None,  # called with a job of which what is to be saved changes
+        touch: Callable[[str], None] = lambda job: None,  # called with a job whose state to save changes
     ) -> None:
         self._timer = wheel.timer("checkpoints", self.next_deadline, self.on_deadline)
         self._runs = runs
@@ -434,7 +434,7 @@ class Checkpoints(Saver):
         return run.steps.clock if run.mode != "async" else sum(worker.reported.num_pushes for worker in run.workers)
 
     def due_at(self, run: JobRun) -> float | None:
-        """Return when a job is to be saved without being asked; None: that depends on what is done."""
+        """Return when to save a job without a request; None: that depends on its steps."""
         if self.cadence is None or self.cadence.seconds is None or not self._wants(run):
             return None
         begun = self._saves[run.name].begun

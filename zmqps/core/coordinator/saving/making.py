@@ -104,7 +104,7 @@ class Storing:
 
 @dataclass(slots=True, kw_only=True)
 class Wish:
-    """A checkpoint that is to be made."""
+    """A planned checkpoint."""
 
     job: str
     consistent: bool
@@ -150,12 +150,12 @@ class SavePart:
 
 @dataclass(slots=True)
 class SaveTarget:
-    """What is to be published, and where."""
+    """What to publish, and where."""
 
     path: str = ""
     version: int = 0
     manifest: dict[str, Any] = field(default_factory=dict)
-    base: ChainLink | None = None  # what it builds upon; None: it is to be whole
+    base: ChainLink | None = None  # its base; None: it must be whole
 
 
 class Making:
@@ -188,7 +188,7 @@ class Making:
 
     @property
     def is_moot(self) -> bool:
-        """Whether shards go back to a checkpoint, or have, that were to be written."""
+        """Whether shards of the checkpoint go back to an older one, or have."""
         there = self.run.startup.copies.by_epoch
         return not self.run.is_whole or any(epoch not in there for epoch, _ in self.unwritten)
 

@@ -35,7 +35,7 @@ class Hello(Message):
     is known to the sender and, from then on, the receiver alone; to a server it is the ticket of ``epoch``'s `Job`.
     ``guard`` proves that the sender knows the cluster's job secret. ``claim`` is the same in all lives of a worker that
     its supervisor starts again, which ``life`` numbers. ``wish`` is one more than the number that the sender's launcher
-    has given it, which is to be its rank; 0: it has none. ``process`` is made of the token of the process that a
+    has given it, which it wants as its rank; 0: it has none. ``process`` is made of the token of the process that a
     supervisor has started and with which the sender ends, see `Exited`; empty where there is none.
     """
 

@@ -43,7 +43,7 @@ class Noted(Message):
     upto: U64
 
 
-#: Bytes that an entry takes at most beside its values.
+#: The most bytes that an entry takes besides its values.
 ENTRY_NBYTES = 24
 
 

@@ -52,7 +52,7 @@ class Arrive(Message):
 
     No attempts: it has skipped the step; or it only waits, once more, for what it has brought before. ``examples``:
     the worker's weight in a mean over all workers, whatever it pushed. A worker that pushed nothing and does not skip
-    names an attempt without a push. With ``leaves_out`` 1 the step's gradients of all workers are to be discarded.
+    names an attempt without a push. With ``leaves_out`` 1 the step's gradients of all workers are discarded.
     """
 
     kind: ClassVar[int] = 20

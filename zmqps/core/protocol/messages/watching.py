@@ -27,7 +27,7 @@ class StatusRequest(Message):
 
 @immutable
 class Status(Message):
-    """The coordinator's view of the cluster; in answer to a `Watch` beside all else that is to be seen."""
+    """The coordinator's view of the cluster; in answer to a `Watch` with figures, events and waits."""
 
     kind: ClassVar[int] = 19
     request: U64

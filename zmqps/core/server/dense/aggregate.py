@@ -30,7 +30,7 @@ from zmqps.errors import LimitError, ProtocolError
 
 #: Gradients of a worker that a step may hold beyond those it needs: of pushes that failed halfway and were repeated.
 SPARE_GRADIENTS = 4
-#: What keeping one part costs beside its elements, and how much of that a worker may cause in a step: it may divide
+#: What storing one part costs besides its elements, and how much of that a worker may cause in a step: it may divide
 #: its gradient into sixty thousand pushes, but not into any number.
 PART_NBYTES = 256
 PARTS_NBYTES = 16 << 20
@@ -321,7 +321,7 @@ def _beside(first: Stretches, others: Stretches) -> Stretches:
 
 
 def _left(stretches: Stretches, taken: Stretches) -> Stretches:
-    """Return what is left of stretches beside those that are taken."""
+    """Return the rest of stretches without the taken ones."""
     left: Stretches = []
     for start, array in stretches:
         at, stop = start, start + array.size

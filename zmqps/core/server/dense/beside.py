@@ -1,4 +1,4 @@
-"""How much a shard may take beside its values, for those that are read while they are updated.
+"""How much a shard may take besides its values, for those that are read while they are updated.
 
 A buffer that is being read is not written to; an update goes to another one (`buffers.py`). So the server needs as
 many extra bytes as others read, and no more, and bounds how much it lets them read. It counts the bytes it lends.
@@ -19,7 +19,7 @@ LEAST_NBYTES = 4 << 20
 
 
 def beside_nbytes(values_nbytes: int, num_workers: int) -> int:
-    """Return the bytes to admit beside a shard's values.
+    """Return the bytes to admit besides a shard's values.
 
     What waits to be sent to that many workers, with the bound that all answers have; that of a worker which copies what
     it reads in shared memory is a quarter of it.
@@ -28,7 +28,7 @@ def beside_nbytes(values_nbytes: int, num_workers: int) -> int:
 
 
 class Beside:
-    """What a shard may take beside its values.
+    """What a shard may take besides its values.
 
     A lender adds the bytes to ``read_nbytes``, and asks `may_lend` once that exceeds ``lendable_nbytes``.
     """

@@ -89,7 +89,7 @@ class Buffers:
         return [(version, self._memory.copied(value), []) for version, value, _ in found]
 
     def _needed_nbytes(self) -> int:
-        """Return how much there must be beside the first arena if all that is read now is updated.
+        """Return how much there must be besides the first arena if all that is read now is updated.
 
         What a snapshot or a kept version pins is counted elsewhere.
         """

@@ -22,7 +22,7 @@ class Finiteness:
         all_finite: Callable[[Array], bool],  # whether an array holds neither NaN nor infinity
         counters: Counter[str],  # counts in ``nonfinite`` what was refused
         *,
-        rejects: bool = True,  # whether anything is to be refused
+        rejects: bool = True,  # whether anything must be refused
     ) -> None:
         self.rejects = rejects
         self._parameters = parameters

@@ -110,7 +110,7 @@ class DensePart:
 
     @property
     def beside(self) -> Beside:
-        """What may be there beside the values."""
+        """What may be there besides the values."""
         return self._buffers.beside
 
     # --- messages ------------------------------------------------------------------------------

@@ -213,7 +213,7 @@ def bounds_of(state: SliceState, ranges: tuple[int, ...]) -> list[tuple[int, int
 
 
 def check_sort(states: Sequence[SliceState], worker: str, terms: Sequence[float]) -> None:
-    """Raise `ProtocolError` where what is brought to buffers is no value, or whole numbers are to be averaged."""
+    """Raise `ProtocolError` if buffers get anything but values, or integers would be averaged."""
     if not are_values(terms) and any(state.slice.buffers for state in states):
         raise ProtocolError(f"{worker} pushes a gradient of a buffer, which has none")
     if terms and terms[0] == SET_TO_MEAN and any(state.value.dtype.kind != "f" for state in states):

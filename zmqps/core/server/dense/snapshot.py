@@ -53,7 +53,7 @@ class _Row:
 class Snapshot:
     """A shard as it was when this was made."""
 
-    #: What is kept beside the arrays: nothing.
+    #: The state besides the arrays: none.
     state: Mapping[str, Any] = {}
 
     def __init__(

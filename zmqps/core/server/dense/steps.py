@@ -54,7 +54,7 @@ class ShardSteps:
         *,
         stays: bool = False,
     ) -> None:
-        """Keep gradients for a step, or values that are to be set in it.
+        """Keep gradients for a step, or values to set in it.
 
         Gradients of a step that is over are dropped and counted (``late``); the coordinator, which
         closed it without them, tells the worker.

@@ -64,7 +64,7 @@ class ShardMoves:
         self._bringing.clear()
 
     def go_back(self) -> None:
-        """All shards are at an earlier step: nothing is to be resent."""
+        """All shards are at an earlier step: nothing needs to be resent."""
         self._kept.clear()
         self._bringing.clear()
 
