@@ -97,7 +97,7 @@ class Text(Kind):
 
     def check(self, label: str, value: Any) -> str:
         """Return it."""
-        return checks.text(label, value, self.longest) if value != "" else ""
+        return checks.text(label, value, self.longest) if not isinstance(value, str) or value else ""
 
 
 @dataclass(frozen=True, slots=True)
