@@ -210,7 +210,7 @@ def size_text(nbytes: int) -> str:
 
 
 def _path(label: str, value: Any) -> str:
-    if not isinstance(value, str | os.PathLike) or "\0" in (path := os.fspath(value)) or not isinstance(path, str):
+    if not isinstance(value, str | os.PathLike) or not isinstance(path := os.fspath(value), str) or "\0" in path:
         checks.refuse(label, "a path or None", value)
     return path
 
