@@ -17,7 +17,7 @@ from zmqps.core.server.tables.rows import Rows
 from zmqps.core.server.tables.table import RowTable
 from zmqps.core.worker.rows import RowParts, RowTarget
 from zmqps.errors import TableFullError
-from zmqps.rows.sketch import Sketch
+from zmqps.rows.hashing import Sketch
 from zmqps.rows.store import RowStore
 
 pytestmark = pytest.mark.repeats

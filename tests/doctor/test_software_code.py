@@ -12,8 +12,8 @@ import pytest
 from tests.doctor.hosts import A, B, findings, texts, well
 from tests.tables import for_each
 from zmqps.doctor import host
-from zmqps.doctor.code import judge
 from zmqps.doctor.facts import Code, CodeFacts, Host
+from zmqps.doctor.software import judge_code
 
 FINE = CodeFacts(script="c0ffee", rsync="3.2.7")
 CODE = Code(directory="/home/me/project", script="/home/me/project/train.py", here=FINE)
@@ -23,7 +23,7 @@ HOSTS = (replace(A, servers=1), replace(B, workers=1))
 def found(there: CodeFacts, code: Code = CODE, hosts: tuple[Host, ...] = HOSTS) -> list[str]:
     """Return the rows of two hosts, of which the second one has this."""
     facts = {"host-a": well(1, code=FINE), "host-b": well(2, code=there)}
-    return texts(judge(findings(hosts, facts=facts, code=code)))
+    return texts(judge_code(findings(hosts, facts=facts, code=code)))
 
 
 def test_hosts_that_have_all_of_it_are_well() -> None:
@@ -77,7 +77,7 @@ def test_a_host_on_which_nothing_is_to_run_needs_none_of_it() -> None:
 
 
 def test_nothing_is_said_where_nobody_has_asked() -> None:
-    assert texts(judge(findings())) == []
+    assert texts(judge_code(findings())) == []
 
 
 def test_a_host_says_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

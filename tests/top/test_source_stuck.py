@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from zmqps.top.stuck import tell
+from zmqps.top.source import tell
 
 NUMBER = int(signal.SIGUSR2)
 NODE = {"role": "worker", "rank": 2, "job": "default", "name": "w2", "host": "here", "pid": 4711, "state": "silent",

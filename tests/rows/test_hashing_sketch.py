@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from zmqps.errors import ProtocolError
-from zmqps.rows.sketch import Sketch
+from zmqps.rows.hashing import Sketch
 
 
 def test_touches_are_never_counted_too_low_and_seldom_too_high():

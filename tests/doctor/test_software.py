@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from tests.doctor.hosts import VERSIONS, A, B, C, findings, texts, well
 from tests.tables import for_each
-from zmqps.doctor.versions import judge
+from zmqps.doctor.software import judge_versions
 
 
 def found(**changed: str) -> list[str]:
     """Return the rows where the third of three hosts has other versions, but for the one of all that agree."""
     facts = {"host-a": well(1), "host-b": well(2), "host-c": well(3, versions={**VERSIONS, **changed})}
-    return texts(judge(findings((A, B, C), facts=facts)))
+    return texts(judge_versions(findings((A, B, C), facts=facts)))
 
 
 def test_what_is_the_same_everywhere_is_one_row() -> None:
@@ -45,4 +45,4 @@ def test_files_and_protocol_are_not_blamed_where_the_version_already_is() -> Non
 
 
 def test_a_host_alone_is_headed_by_its_name() -> None:
-    assert texts(judge(findings((A,))))[0].startswith("host-a | versions | good")
+    assert texts(judge_versions(findings((A,))))[0].startswith("host-a | versions | good")

@@ -8,8 +8,8 @@ import pytest
 
 from tests.doctor.hosts import A, B, C, findings, rates, texts
 from tests.tables import for_each
-from zmqps.doctor.bound import bound, judge, traffic
 from zmqps.doctor.facts import Host, Model
+from zmqps.doctor.speed import bound, judge_bound, traffic
 
 RESNET = Model(name="resnet50", nbytes=102_228_128)
 
@@ -58,14 +58,14 @@ def test_the_sentence_names_model_nodes_limit_and_what_bf16_gives() -> None:
     hosts = placed((2, 0), (0, 4))
     found = findings(hosts, model=RESNET)
     encrypted = rates("host-a", "host-b", 50e6, 50e6, encrypted=True)
-    assert texts(judge(replace(found, rates=[*found.rates, *encrypted]))) == [
+    assert texts(judge_bound(replace(found, rates=[*found.rates, *encrypted]))) == [
         "all hosts | step | good | ResNet-50 with 4 workers and 2 servers: at best 3.49 s a step, encrypted 8.18 s; "
         "the wire of host-a is the limit; bf16 would give 1.75 s"
     ]
 
 
 def test_one_host_is_held_against_wires_one_may_have() -> None:
-    [row] = judge(findings((replace(A, servers=2, workers=4),), model=RESNET))
+    [row] = judge_bound(findings((replace(A, servers=2, workers=4),), model=RESNET))
     assert row.found == (
         "ResNet-50 with 4 workers and 2 servers: nothing crosses a wire here; with a host for each, at best "
         "1.64 s a step at 1 Gbit/s, 164 ms at 10"
@@ -73,6 +73,6 @@ def test_one_host_is_held_against_wires_one_may_have() -> None:
 
 
 def test_nothing_is_said_without_a_model_nodes_or_measurements() -> None:
-    assert list(judge(findings(placed((1, 0), (0, 1))))) == []
-    assert list(judge(findings((A, B, C), model=RESNET))) == []
-    assert list(judge(findings(placed((1, 0), (0, 1)), model=RESNET, rates=[]))) == []
+    assert list(judge_bound(findings(placed((1, 0), (0, 1))))) == []
+    assert list(judge_bound(findings((A, B, C), model=RESNET))) == []
+    assert list(judge_bound(findings(placed((1, 0), (0, 1)), model=RESNET, rates=[]))) == []

@@ -6,7 +6,7 @@ from datetime import datetime
 from pathlib import Path
 
 from zmqps.logs.lines import Entry
-from zmqps.top.logs import MOST_LINES, TAIL_NBYTES, tail
+from zmqps.top.source import MOST_LINES, TAIL_NBYTES, tail
 
 
 def logs(tmp_path: Path) -> Path:

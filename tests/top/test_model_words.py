@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from tests.top.views import HEALTH
-from zmqps.top.words import health_sentence, number, sparkline
+from zmqps.top.model import health_sentence, number, sparkline
 
 
 def test_numbers_take_few_characters() -> None:

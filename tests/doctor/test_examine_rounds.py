@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import combinations
 
-from zmqps.doctor.rounds import rounds
+from zmqps.doctor.examine import rounds
 
 
 def test_all_pairs_meet_once_and_no_host_twice_in_a_round() -> None:

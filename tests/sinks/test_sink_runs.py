@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from zmqps.sinks.runs import Runs
+from zmqps.sinks.sink import Runs
 
 
 def test_the_run_that_was_used_least_recently_is_closed_where_there_are_too_many() -> None:
