@@ -13,7 +13,7 @@ from zmqps.core.server.clients import MAX_BARRED
 from zmqps.core.server.dense.slices import MAX_DONE_READERS
 from zmqps.core.worker.layout.sent import MAX_HEADS
 from zmqps.core.worker.statistics import MAX_EXACT
-from zmqps.logs.repeats import MOST_FACTS
+from zmqps.logs.handler import MOST_FACTS
 from zmqps.net.door import MAX_RETURNING
 
 #: Copies of shards on a server, and slices of each, of the one job that is there all the time.

@@ -18,7 +18,7 @@ from zmqps.core.job.spec import JobSpec, Parameter
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.loans import Bytes
 from zmqps.net.lane.private import Private
-from zmqps.net.system.available import available_nbytes
+from zmqps.net.system.memory import available_nbytes
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,9 +31,8 @@ from zmqps.core.server.dense.memory import Located, Outgoing, Size
 from zmqps.core.server.dense.stale import copies_nbytes
 from zmqps.core.server.tables.rows import capacity_nbytes
 from zmqps.errors import DeviceError, DeviceMemoryError
-from zmqps.gpu.chunks import CHUNK_NBYTES
 from zmqps.gpu.device import Device, Event, Stream
-from zmqps.gpu.rows import DeviceRows
+from zmqps.gpu.rows import CHUNK_NBYTES, DeviceRows
 from zmqps.rows.initial import Filler
 
 if TYPE_CHECKING:

@@ -22,10 +22,9 @@ from zmqps.net.backlog import LOOK_NBYTES, MARK_NBYTES, STUCK_S, Backlog, Backlo
 from zmqps.net.connections import origin_of
 from zmqps.net.dealer import Dealers
 from zmqps.net.door import MAX_RETURNING, MAX_UNREAD_NBYTES, PATIENCE_S, TOO_MUCH, Door
-from zmqps.net.putoff import PutOff
 from zmqps.net.sockets import SideDoor, bind_socket, descriptor_of, new_router
 from zmqps.net.system.memory import RESERVE_S, Reserve, keep_freed_memory
-from zmqps.net.transport import INBOUND, Deliver, Noticed
+from zmqps.net.transport import INBOUND, Deliver, Noticed, PutOff
 
 #: Messages before timers and other callbacks of the loop get their turn, and seconds: new pages can take long.
 BATCH, BATCH_S = 256, 0.1

@@ -21,9 +21,9 @@ from zmqps.core.protocol.security.keys import KEY_NBYTES
 from zmqps.errors import DeadlineError
 from zmqps.keys.keyring import Keys
 from zmqps.net import loops
-from zmqps.net.deadlines import Deadline
 from zmqps.net.driver import Driver
 from zmqps.net.identity import read_job_secret
+from zmqps.net.loops import Deadline
 from zmqps.net.zeromq import ZmqTransport
 from zmqps.nodes.endkey import find_end_key
 

@@ -47,8 +47,7 @@ from zmqps.net.driver import Driver, run_node
 from zmqps.net.identity import check_bind, new_identity, read_job_secret
 from zmqps.net.lane.shm import LaneTransport
 from zmqps.net.routes import new_local_endpoint
-from zmqps.net.system.available import available_nbytes, total_nbytes
-from zmqps.net.system.memory import FreedMemory, spare_the_collector
+from zmqps.net.system.memory import FreedMemory, available_nbytes, spare_the_collector, total_nbytes
 from zmqps.net.zeromq import ZmqTransport
 from zmqps.nodes.apply import ApplyThreads
 from zmqps.nodes.checkpoints import ShardFiles
@@ -65,7 +64,7 @@ from zmqps.rows.store import RowStore
 from zmqps.settings.server import ServerSettings
 from zmqps.trace.doors import DOORS
 from zmqps.trace.switch import Switch
-from zmqps.web.place import WebPlace
+from zmqps.web.server import WebPlace
 
 #: Tables that have no capacity leave so much of the host's memory free.
 SPARE_NBYTES = 1 << 30

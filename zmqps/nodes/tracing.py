@@ -18,8 +18,8 @@ from zmqps.keys.keyring import Keys
 from zmqps.net.identity import read_job_secret
 from zmqps.nodes.endkey import find_end_key
 from zmqps.nodes.inquiry import ask, run_blocking
-from zmqps.trace.live import assemble
 from zmqps.trace.merge import Trace
+from zmqps.trace.ring import assemble
 
 #: For this long nodes record, and into this many bytes each: some 110,000 spans, seconds of many small messages.
 SECONDS = 10.0
