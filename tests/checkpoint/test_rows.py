@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import zmqps
 from tests.checkpoint.saved import NOW
-from tests.core.server.tables.test_row_changes import RowChanges
+from tests.core.server.tables.test_row_snapshot_row_changes import RowChanges
 from tests.simulator.disk import Disk
 from tests.tables import for_each
 from zmqps import optim

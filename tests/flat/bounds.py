@@ -8,7 +8,7 @@ from zmqps.core.coordinator.jobs import MAX_ENDED
 from zmqps.core.coordinator.members.membership import MAX_GONE, MAX_MEMBERS
 from zmqps.core.coordinator.watching.history import MAX_SERIES
 from zmqps.core.coordinator.watching.watching import MAX_EVENTS
-from zmqps.core.protocol.limits import PUSH_WINDOW
+from zmqps.core.protocol.message import PUSH_WINDOW
 from zmqps.core.server.clients import MAX_BARRED
 from zmqps.core.server.dense.slices import MAX_DONE_READERS
 from zmqps.core.worker.layout.sent import MAX_HEADS

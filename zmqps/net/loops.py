@@ -43,7 +43,7 @@ class AwakeSelector(selectors.DefaultSelector):
 
 
 class AwakeLoop(asyncio.SelectorEventLoop):
-    """An event loop with a node's own time (`zmqps.core.node.awake`) for timers and timeouts.
+    """An event loop with a node's own time (`zmqps.core.node.timers`) for timers and timeouts.
 
     Attributes
     ----------

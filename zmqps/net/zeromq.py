@@ -13,7 +13,7 @@ from typing import Any
 import zmq
 
 from zmqps.core.protocol.events import Disconnected, Peer, Reader, Unreachable
-from zmqps.core.protocol.limits import MAX_BACKLOG_NBYTES
+from zmqps.core.protocol.message import MAX_BACKLOG_NBYTES
 from zmqps.core.protocol.security.roles import KeyHolder, shut_out
 from zmqps.core.protocol.wire import MAX_FRAME_NBYTES, MAX_FRAMES, MAX_STRANGE_HEADER_NBYTES
 from zmqps.keys.curve import CONTESTED_S, LAST_WORD_S, TAKEN, Gate

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from zmqps import checks
-from zmqps.core.node.asking import RepeatedQuestion
-from zmqps.core.node.inquiry import Inquiry
+from zmqps.core.node.inquiry import Inquiry, RepeatedQuestion
 from zmqps.core.protocol.endpoints import check_endpoint
 from zmqps.core.protocol.messages import Checkpoint, Checkpointed, Drain, EndJob, Examine, Exited, Scale, Watch
 from zmqps.core.protocol.messages.hello import MAX_JOB_NAME_CHARS, MAX_NAME_CHARS

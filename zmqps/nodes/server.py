@@ -25,15 +25,15 @@ from zmqps.core.protocol.encoding import check_for_values
 from zmqps.core.protocol.endpoints import check_endpoint
 from zmqps.core.protocol.messages.large import decode_but_assign
 from zmqps.core.protocol.wire import data_header_nbytes
-from zmqps.core.server.admission import Room, admit, required_nbytes
+from zmqps.core.server.builds import Room, admit, required_nbytes
 from zmqps.core.server.dense.aggregate import mean_in_passes
-from zmqps.core.server.dense.beside import Beside, beside_nbytes
+from zmqps.core.server.dense.buffers import Beside, beside_nbytes
 from zmqps.core.server.dense.memory import HostMemory, Memory
 from zmqps.core.server.dense.rules import UpdateKernel
 from zmqps.core.server.dense.stale import copies_nbytes, treated
 from zmqps.core.server.extensions import ServerMachine
 from zmqps.core.server.measured import measured
-from zmqps.core.server.relay import FileRequest
+from zmqps.core.server.saves import FileRequest
 from zmqps.core.server.shard import Shard
 from zmqps.core.server.tables.rows import capacity_nbytes, make_rows, rows_in
 from zmqps.core.treatments import make_treatment

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from zmqps import checks
 from zmqps.core.node.inquiry import Inquiry
-from zmqps.core.node.tracer import TraceKey, Tracer
-from zmqps.core.node.tracing import LONGEST_S, MAX_RING_NBYTES
+from zmqps.core.node.tracing import LONGEST_S, MAX_RING_NBYTES, TraceKey, Tracer
 from zmqps.core.protocol.endpoints import check_endpoint
 from zmqps.core.protocol.messages.hello import MAX_JOB_NAME_CHARS
 from zmqps.core.protocol.messages.tracing import TraceState

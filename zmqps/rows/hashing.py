@@ -58,7 +58,8 @@ SEED = 0x5BD1E9955BD1E995
 class Sketch:
     """Counts touches up to 255, in a table of bytes; never too few, seldom too many.
 
-    Only the smallest of an id's counters go up (conservative update: Estan, Varghese, SIGCOMM 2002).
+    A count-min sketch (Cormode, Muthukrishnan, J. Algorithms 55, 2005). Only the smallest of an id's counters go up
+    (conservative update: Estan, Varghese, SIGCOMM 2002).
 
     Parameters
     ----------

@@ -12,6 +12,7 @@ import numpy as np
 from zmqps.trace.merge import Span, Trace
 
 Interval: TypeAlias = tuple[float, float]
+#: In microseconds, sorted and apart from each other, but where something else is said.
 Intervals: TypeAlias = list[Interval]
 
 

@@ -10,7 +10,7 @@ from tests.core.machines import job, placement
 from tests.tables import for_each
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec, Parameter
-from zmqps.core.server.admission import Room, admit, described, required_nbytes
+from zmqps.core.server.builds import Room, admit, described, required_nbytes
 from zmqps.core.server.dense.stale import copies_nbytes
 from zmqps.core.treatments import Compensate, Divide
 from zmqps.errors import JobMemoryError

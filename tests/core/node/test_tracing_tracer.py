@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zmqps.core.node.tracer import TraceKey, Tracer
+from zmqps.core.node.tracing import TraceKey, Tracer
 from zmqps.core.protocol.events import COORDINATOR, Exit, Look, Looked, Received, Send
 from zmqps.core.protocol.messages import Trace, Tracing
 from zmqps.core.protocol.messages.tracing import TraceState

@@ -7,7 +7,7 @@ import numpy as np
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import Parameter
 from zmqps.core.server.dense.memory import HostMemory
-from zmqps.core.server.dense.slots import Slots
+from zmqps.core.server.dense.rules import Slots
 
 PARAMETERS = (Parameter("w", (12,), "float32"), Parameter("x", (6,), "float64"))
 

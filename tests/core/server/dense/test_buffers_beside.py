@@ -11,9 +11,9 @@ from tests.core.machines import job, placement
 from tests.core.server.dense.test_buffers import Lent, Reading, pull, push
 from tests.simulator.jobs.training import ReferenceRules
 from tests.tables import for_each
-from zmqps.core.protocol.limits import MAX_ALL_BACKLOGS_NBYTES, MAX_BACKLOG_NBYTES
-from zmqps.core.server.dense import beside as beside_module
-from zmqps.core.server.dense.beside import GRANT_NBYTES, Beside, beside_nbytes
+from zmqps.core.protocol.message import MAX_ALL_BACKLOGS_NBYTES, MAX_BACKLOG_NBYTES
+from zmqps.core.server.dense import buffers as beside_module
+from zmqps.core.server.dense.buffers import GRANT_NBYTES, Beside, beside_nbytes
 from zmqps.core.server.dense.snapshot import Snapshot
 from zmqps.core.server.shard import Shard
 from zmqps.optim import sgd

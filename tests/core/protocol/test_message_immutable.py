@@ -10,7 +10,7 @@ from typing import get_args
 from tests.tables import for_each
 from zmqps.core.protocol import events
 from zmqps.core.protocol.events import Action, Log, NetworkEvent, Returned, Stop
-from zmqps.core.protocol.immutable import Immutable
+from zmqps.core.protocol.message import Immutable
 from zmqps.core.protocol.messages import BY_KIND, EndJob, Left, Push, Waiting
 
 KINDS = [*BY_KIND.values(), *get_args(NetworkEvent), *get_args(Action), Returned, Stop]

@@ -7,7 +7,7 @@ import pytest
 
 from tests.core.server.scarcity import ScarceHost, Scarcity
 from zmqps.core.server.dense.memory import HostMemory
-from zmqps.core.server.dense.undo import Undo
+from zmqps.core.server.dense.rules import Undo
 
 
 def test_what_was_saved_is_written_back_to_where_it_was() -> None:

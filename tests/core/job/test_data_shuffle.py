@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.tables import for_each
-from zmqps.core.job.shuffle import mix, permuted
+from zmqps.core.job.data import mix, permuted
 
 
 @given(size=st.integers(1, 3000), seed=st.integers(0, (1 << 63) - 1), data_pass=st.integers(0, 9))

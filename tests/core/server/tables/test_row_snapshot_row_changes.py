@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tests.core.server.tables.test_table import ids, table, touch
 from zmqps.core.protocol.arrays import Array
-from zmqps.core.server.tables.row_changes import Marks, RowMarks
+from zmqps.core.server.tables.row_snapshot import Marks, RowMarks
 from zmqps.core.server.tables.table import RowTable
 
 

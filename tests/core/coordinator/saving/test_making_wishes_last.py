@@ -8,7 +8,7 @@ from tests.core.coordinator.saving.test_checkpoints import SERVERS, WORKERS, Clu
 from tests.core.machines import Action, errors, exits_of, hello, job, logged, peer, receivers, sent
 from tests.tables import for_each
 from zmqps.core.coordinator.saving.checkpoints import HOLD_S
-from zmqps.core.coordinator.saving.wishes import TRIES, WAITS_S
+from zmqps.core.coordinator.saving.making import TRIES, WAITS_S
 from zmqps.core.protocol import exits
 from zmqps.core.protocol import messages as m
 from zmqps.core.protocol.events import Exit, Returned, Stop

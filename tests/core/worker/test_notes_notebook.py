@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.tables import for_each
-from zmqps.core.protocol.fields import Entry
+from zmqps.core.protocol.message import Entry
 from zmqps.core.protocol.messages import Note
 from zmqps.core.protocol.messages.notes import MAX_ENTRIES, MAX_ENTRIES_NBYTES, MAX_STEP, MAX_VALUES
 from zmqps.core.protocol.wire import MAX_SHORT_HEADER_NBYTES, decode, encode
-from zmqps.core.worker.notebook import MOST_NAMES, MOST_NEW, Notebook
+from zmqps.core.worker.notes import MOST_NAMES, MOST_NEW, Notebook
 from zmqps.errors import ConfigurationError
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zmqps.core.node.histogram import Histogram, tallied
+from zmqps.core.node.measured import Histogram, tallied
 from zmqps.core.protocol.figures import BOUNDS, is_histogram
 
 STALENESS = BOUNDS["staleness"]
