@@ -4,7 +4,7 @@ A transfer reads and writes memory of the host. From page-locked memory a GPU co
 at the bus's full speed; from ordinary memory the driver would copy everything once more. All arrays
 of a call are copied in one batch: one stream, one wait.
 
-What another library computes is done in its own stream, maybe later. DLPack's producer is told the
+What another library computes is done in its own stream, maybe later. DLPack's producer is given the
 stream in which its array will be used, and lets that wait; an array with nothing but the CUDA array
 interface says (from version 3 on) which stream to wait for; a CuPy array belongs to the stream that
 is current in its thread. `zmqps.gpu.device.Device.adopt` keeps to that.
