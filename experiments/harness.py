@@ -15,7 +15,7 @@ from tests.simulator.jobs.training import ReferenceRules, loaded_shard
 from zmqps.client.tensors import describe
 from zmqps.core.job.keyspace import Placement
 from zmqps.core.job.spec import JobSpec
-from zmqps.core.server.admission import Room
+from zmqps.core.server.builds import Room
 from zmqps.core.server.dense.stale import treated
 from zmqps.core.server.shard import Shard
 from zmqps.core.treatments import make_treatment

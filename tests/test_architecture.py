@@ -107,7 +107,7 @@ ROOMS: dict[str, dict[str, str]] = {
 MAY_IMPORT = {room: set(names.split()) for rooms in ROOMS.values() for room, names in rooms.items()}
 
 #: What decides when workers of one host combine their gradients.
-OF_COMBINE = tuple(f"zmqps/combine/{name}.py" for name in ("events", "group", "messages", "values"))
+OF_COMBINE = tuple(f"zmqps/combine/{name}.py" for name in ("group", "messages", "values"))
 
 #: Sans-IO code: state machines, equations and encodings. It computes on what it is given and returns what it found.
 PURE = (
@@ -183,7 +183,7 @@ PURE_NEVER_CALLS = {"open", "print", "input", "breakpoint"}
 
 #: The modules of `zmqps.torch`.
 OF_TORCH = (
-    "arrivals", "buffers", "changed", "data", "embedding", "followed", "model", "observer", "optimizer", "overlap",
+    "arrivals", "buffers", "data", "embedding", "model", "optimizer", "overlap",
     "rows", "trainer", "translate", "watch",
 )  # fmt: skip
 #: One door per library: it -> the only files that import it.
@@ -217,7 +217,7 @@ ONLY_IN = {
     "uvicorn": {"zmqps/web/server.py"},
     "xxhash": {"zmqps/checkpoint/checksums.py"},
     "fsspec": {"zmqps/checkpoint/remote.py"},
-    "pyarrow": {"zmqps/checkpoint/tables/table_arrow.py"},
+    "pyarrow": {"zmqps/checkpoint/table_arrow.py"},
     "tensorboardX": {"zmqps/sinks/tensorboard.py"},
     "mlflow": {"zmqps/sinks/mlflow.py"},
     "wandb": {"zmqps/sinks/wandb.py"},
@@ -227,15 +227,13 @@ ONLY_IN = {
     # workers take tensors as arrays; what knows of modules and optimizers is an extra
     "torch": {
         "zmqps/checkpoint/torch_state.py",
-        "zmqps/checkpoint/torch_file.py",
         "zmqps/torch/__init__.py",
         *(f"zmqps/torch/{name}.py" for name in OF_TORCH),
     },
     "psutil": {
         "zmqps/launch/processes.py",
-        "zmqps/net/system/ports.py",
-        "zmqps/net/system/addresses.py",  # the interfaces of this host
-        "zmqps/net/system/available.py",
+        "zmqps/net/system/addresses.py",  # the interfaces of this host, and owners of ports
+        "zmqps/net/system/memory.py",
         "zmqps/nodes/host.py",
         "zmqps/doctor/host.py",
     },
@@ -243,7 +241,7 @@ ONLY_IN = {
 #: What gives a library away where nothing is imported, as text or attribute: it -> the only files that say it.
 SAID_ONLY_IN = {
     "cupy": {"zmqps/gpu/device.py"},
-    "__cuda_array_interface__": {"zmqps/gpu/foreign.py"},
+    "__cuda_array_interface__": {"zmqps/gpu/handover.py"},
 }
 #: Slow to import or not installed everywhere: imported inside the function that needs it.
 LAZY = {
@@ -265,7 +263,7 @@ OPENS_ITSELF = {
     "zmqps/net/lane/arena.py": "memory of a process, by its descriptor: no name of a file",
     "zmqps/net/lane/private.py": "what the kernel knows of this process's own pages, at an offset",
     "zmqps/net/lane/segment.py": "shared memory, whose owner and mode it checks",
-    "zmqps/page/document.py": "a file of the package, wherever that is installed",
+    "zmqps/page/app.py": "a file of the package, wherever that is installed",
     "zmqps/extras.py": "what is installed, by importlib.metadata",
     "zmqps/cli/up.py": "a pipe that it has made",
     "zmqps/checkpoint/owners.py": "a lock, which it opens as a plain file only, and reads up to a bound",
@@ -651,9 +649,9 @@ def test_importing_core_loads_no_io_library() -> None:
         (pure_violations, "zmqps/optim/a.py", "noise = np.random.normal()"),
         (door_violations, "zmqps/nodes/server.py", "import zmq.asyncio"),
         (door_violations, "zmqps/optim/kernels.py", "from numba import njit"),
-        (door_violations, "zmqps/gpu/foreign.py", "cupy = sys.modules['cupy']"),
+        (door_violations, "zmqps/gpu/handover.py", "cupy = sys.modules['cupy']"),
         (door_violations, "zmqps/gpu/handover.py", "runtime = device.cupy.cuda.runtime"),
-        (door_violations, "zmqps/gpu/handover.py", "value.__cuda_array_interface__['data']"),
+        (door_violations, "zmqps/gpu/staging.py", "value.__cuda_array_interface__['data']"),
         (shell_violations, "zmqps/nodes/server.py", "from .. import worker"),
         (shell_violations, "zmqps/worker.py", "from zmqps.nodes.server import Server"),
         (naming_violations, "bench/a.py", "@dataclass\nclass A:\n" + "".join(f" {name}: int\n" for name in "abcde")),
@@ -688,10 +686,10 @@ def test_the_rules_see_a_violation(rule, path, source) -> None:  # type: ignore[
 @for_each(
     "path, source",
     [
-        ("zmqps/core/server/machine.py", "from zmqps.net.system import ports"),
-        ("zmqps/core/server/machine.py", "def f():\n    import zmqps.net.system.ports"),
-        ("zmqps/core/server/machine.py", "if TYPE_CHECKING:\n    from zmqps.net.system.ports import free_port"),
-        ("zmqps/core/server/machine.py", "from ...net.system import ports"),
+        ("zmqps/core/server/machine.py", "from zmqps.net.system import addresses"),
+        ("zmqps/core/server/machine.py", "def f():\n    import zmqps.net.system.addresses"),
+        ("zmqps/core/server/machine.py", "if TYPE_CHECKING:\n    from zmqps.net.system.addresses import free_port"),
+        ("zmqps/core/server/machine.py", "from ...net.system import addresses"),
     ],
 )
 def test_an_arrow_that_is_not_in_the_table_is_seen(path: str, source: str) -> None:
@@ -700,7 +698,7 @@ def test_an_arrow_that_is_not_in_the_table_is_seen(path: str, source: str) -> No
     both = ast.Module([*old.tree.body, *ast.parse(source).body], [])
     graph = module_graph([*rest, old._replace(tree=both)])
     assert list(arrow_violations(graph)) == [
-        f"{path} imports zmqps/net/system/ports.py: the table does not let core/server import net"
+        f"{path} imports zmqps/net/system/addresses.py: the table does not let core/server import net"
     ]
 
 
@@ -735,19 +733,19 @@ def test_a_circle_between_modules_is_seen_and_what_only_leads_into_it_is_not() -
 @for_each(
     "test, violations",
     [
-        ("tests/net/system/test_ports.py", 0),
-        ("tests/net/system/test_ports_taken.py", 0),
+        ("tests/net/system/test_addresses.py", 0),
+        ("tests/net/system/test_addresses_taken.py", 0),
         ("tests/net/test_net.py", 0),
         ("tests/net/test_lane.py", 0),
         ("tests/bench/test_main.py", 0),
         ("tests/fuzz/test_anything.py", 0),
-        ("tests/net/test_port.py", 1),
-        ("tests/test_ports.py", 1),
-        ("tests/net/lane/test_ports.py", 1),
+        ("tests/net/test_address.py", 1),
+        ("tests/test_addresses.py", 1),
+        ("tests/net/lane/test_addresses.py", 1),
     ],
 )
 def test_a_test_that_mirrors_nothing_is_seen(test: str, violations: int) -> None:
-    exists = {"zmqps/net", "zmqps/net/system", "zmqps/net/system/ports.py", "zmqps/net/lane", "bench/__main__.py"}
+    exists = {"zmqps/net", "zmqps/net/system", "zmqps/net/system/addresses.py", "zmqps/net/lane", "bench/__main__.py"}
     assert len(list(mirror_violations(test, exists))) == violations
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import zmqps.errors
 from tests.tables import for_each
-from zmqps.core.protocol.limits import MAX_FACT_CHARS, MAX_FACTS
+from zmqps.core.protocol.message import MAX_FACT_CHARS, MAX_FACTS
 from zmqps.core.protocol.messages import Error
 from zmqps.core.protocol.wire import decode, encode
 from zmqps.errors import (

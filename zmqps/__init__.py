@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from zmqps import aio, checkpoint, codecs, data, errors, initial, keys, local, optim, pipeline, stale
-    from zmqps.checkpoint.load import load
+    from zmqps.checkpoint.find import load
     from zmqps.client.groups import Gradients, Security, Steps
     from zmqps.client.requests import Params
     from zmqps.client.sparse.cache_options import CacheOptions, CacheStatistics, row_cache
@@ -84,7 +84,7 @@ _HOMES = {
     "Worker": "zmqps.worker",
     "connect": "zmqps.worker",
     "drain_on": "zmqps.worker",
-    "load": "zmqps.checkpoint.load",
+    "load": "zmqps.checkpoint.find",
     "row_cache": "zmqps.client.sparse.cache_options",
     "run": "zmqps.workers",
     "table": "zmqps.client.sparse.tables",

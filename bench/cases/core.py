@@ -37,7 +37,7 @@ from zmqps.core.protocol.events import (
 )
 from zmqps.core.protocol.messages import Message
 from zmqps.core.protocol.wire import decode, encode
-from zmqps.core.server.admission import Room
+from zmqps.core.server.builds import Room
 from zmqps.core.server.dense.aggregate import mean_in_passes
 from zmqps.core.server.dense.rules import UpdateKernel
 from zmqps.core.server.extensions import ServerMachine

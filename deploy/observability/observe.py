@@ -20,7 +20,7 @@ from pathlib import Path
 from zmqps.errors import ConfigurationError, PSError
 from zmqps.launch.processes import Process, all_exited, end, worker_command
 from zmqps.net.identity import read_secret
-from zmqps.web.place import WebPlace, url
+from zmqps.web.server import WebPlace, url
 
 HERE = Path(__file__).parent
 #: What prometheus.yml has in the place of the coordinator's address, and of its token.

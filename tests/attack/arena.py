@@ -25,7 +25,7 @@ from tests.attack.nodes import MAX_ARENAS, Held, held_by_all, lines_with, logged
 from tests.attack.training import CORE, Tally
 from tests.pace import allow, stretch
 from zmqps import keys
-from zmqps.logs.repeats import WINDOW_S
+from zmqps.logs.handler import WINDOW_S
 from zmqps.net.driver import ASIDE_THREADS
 
 #: How it begins what is said of the speed.

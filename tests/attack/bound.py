@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from zmqps.core.coordinator.jobs import MAX_JOBS
-from zmqps.core.protocol.limits import MAX_ALL_BACKLOGS_NBYTES, MAX_BACKLOG_NBYTES, OPEN_STEPS, PUSH_WINDOW
+from zmqps.core.protocol.message import MAX_ALL_BACKLOGS_NBYTES, MAX_BACKLOG_NBYTES, OPEN_STEPS, PUSH_WINDOW
 from zmqps.core.protocol.wire import MAX_DATA_HEADER_NBYTES, MAX_FRAME_NBYTES, MAX_GROWTH, MAX_STRANGE_HEADER_NBYTES
 from zmqps.core.server.clients import MAX_BARRED, MAX_CLIENTS
 from zmqps.core.server.dense.aggregate import PARTS_NBYTES, SPARE_GRADIENTS

@@ -11,7 +11,7 @@ import pytest
 from tests.checkpoint.saved import NOW, OWNER, Model, job, owner, save
 from tests.simulator.disk import Disk
 from tests.tables import for_each
-from zmqps.checkpoint.compact import compact
+from zmqps.checkpoint.export import compact
 from zmqps.checkpoint.find import good_ones, open_checkpoint
 from zmqps.checkpoint.owners import LOCK, Claim, check_is_of_one, held
 from zmqps.checkpoint.storage import LocalStorage

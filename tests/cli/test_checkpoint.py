@@ -8,7 +8,7 @@ import pytest
 
 import zmqps
 from tests.checkpoint.saved import Model, job, save
-from tests.checkpoint.test_compact import chain
+from tests.checkpoint.test_export_compact import chain
 from zmqps.checkpoint.find import open_checkpoint
 from zmqps.checkpoint.storage import LocalStorage
 from zmqps.cli.main import run
@@ -69,7 +69,7 @@ def test_one_file_is_exported(paths, tmp_path, capsys) -> None:  # type: ignore[
 
 
 def test_a_file_of_a_table_is_exported(paths, tmp_path, monkeypatch, capsys) -> None:  # type: ignore[no-untyped-def]
-    """The checkpoint here has no table: see tests/checkpoint/tables/test_rows.py for those that have."""
+    """The checkpoint here has no table: see tests/checkpoint/test_rows.py for those that have."""
     asked = []
     monkeypatch.setattr(
         zmqps.checkpoint, "export_table", lambda *args, **options: asked.append((args[1:], options)) or 7

@@ -20,8 +20,7 @@ from tests.tables import for_each, one_in
 from zmqps.client import inplace
 from zmqps.client.inplace import CopiesOnWrite, Staging
 from zmqps.client.tensors import copy_finite
-from zmqps.core.protocol.arrays import GATHER_NBYTES
-from zmqps.core.protocol.loans import lender_of, received
+from zmqps.core.protocol.arrays import GATHER_NBYTES, lender_of, received
 
 #: Elements: together more than `STAGED_NBYTES`, and around the ends of slices and of blocks that are copied.
 SIZES = (1, 0, 7919, GATHER_NBYTES // 4 + 1, 262_144 + 3, 63)

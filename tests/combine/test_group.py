@@ -5,29 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tests.tables import for_each
-from zmqps.combine.events import (
-    CloseConnection,
-    ConnectionEnded,
-    Fetched,
-    FetchValues,
-    Heard,
-    HostAction,
-    PushRound,
-    Rewound,
-    RoundPushed,
-    Say,
-    Tell,
-)
 from zmqps.combine.group import TELL_S, GroupMachine
 from zmqps.combine.messages import (
     Alive,
     Alone,
     Away,
+    CloseConnection,
+    ConnectionEnded,
     Done,
     Dropped,
     Failed,
+    Fetched,
+    FetchValues,
     Got,
+    Heard,
     Here,
+    HostAction,
     HostGradients,
     HostMessage,
     HostValues,
@@ -35,6 +28,11 @@ from zmqps.combine.messages import (
     Joined,
     JoinGroup,
     Pushing,
+    PushRound,
+    Rewound,
+    RoundPushed,
+    Say,
+    Tell,
     Want,
 )
 from zmqps.errors import DeadlineError

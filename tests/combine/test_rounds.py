@@ -14,7 +14,7 @@ import zmqps
 from tests.inprocess import InProcessCluster
 from tests.team import PATIENCE, Team
 from zmqps.client.futures import begins
-from zmqps.combine.events import Fetched, FetchValues
+from zmqps.combine.messages import Fetched, FetchValues
 from zmqps.errors import DeadlineError, NonFiniteGradientError
 
 SIZE = 500

@@ -17,7 +17,7 @@ from zmqps.core.node.member import Identity
 from zmqps.core.protocol import messages as m
 from zmqps.core.protocol.events import Action, Exit, Log, Peer, Received, Resolve, Send
 from zmqps.core.protocol.security.keys import LOADER, ticket_of
-from zmqps.core.server.admission import Room
+from zmqps.core.server.builds import Room
 from zmqps.core.server.shard import Shard
 from zmqps.core.server.tables.rows import Rows
 from zmqps.errors import from_wire

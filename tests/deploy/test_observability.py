@@ -21,7 +21,7 @@ from tests.leaks import assert_gone
 from tests.metrics.samples import small
 from zmqps.core.protocol.figures import OF_COORDINATOR, OF_NODES
 from zmqps.metrics.endpoint import answering
-from zmqps.web.place import WebPlace
+from zmqps.web.server import WebPlace
 
 pytest.importorskip("prometheus_client")
 

@@ -13,9 +13,8 @@ import pytest
 from tests.doctor.hosts import A, B, well
 from tests.tables import for_each
 from zmqps.doctor import examine as examination
-from zmqps.doctor.examine import Wanted, addresses_of, examine
+from zmqps.doctor.examine import Wanted, addresses_of, examine, judge
 from zmqps.doctor.facts import Findings, Host, Interface, Reach
-from zmqps.doctor.judge import judge
 from zmqps.launch import hosts as launch
 from zmqps.launch.ssh import Shell
 

@@ -8,12 +8,12 @@ from zmqps.core.coordinator.jobs import MAX_ENDED
 from zmqps.core.coordinator.members.membership import MAX_GONE, MAX_MEMBERS
 from zmqps.core.coordinator.watching.history import MAX_SERIES
 from zmqps.core.coordinator.watching.watching import MAX_EVENTS
-from zmqps.core.protocol.limits import PUSH_WINDOW
+from zmqps.core.protocol.message import PUSH_WINDOW
 from zmqps.core.server.clients import MAX_BARRED
 from zmqps.core.server.dense.slices import MAX_DONE_READERS
 from zmqps.core.worker.layout.sent import MAX_HEADS
 from zmqps.core.worker.statistics import MAX_EXACT
-from zmqps.logs.repeats import MOST_FACTS
+from zmqps.logs.handler import MOST_FACTS
 from zmqps.net.door import MAX_RETURNING
 
 #: Copies of shards on a server, and slices of each, of the one job that is there all the time.
@@ -47,8 +47,8 @@ BOUNDED: Mapping[str, int] = {
     "doors.Doors._doors": UNCOLLECTED,
     "backlog.Backlog._marks": MARKS,
     "membership.Heartbeat.counters": THERE,
-    "repeats.Repeats._windows": MOST_FACTS,
-    "repeats._Window": MOST_FACTS,
+    "handler.Repeats._windows": MOST_FACTS,
+    "handler._Window": MOST_FACTS,
     "handler._Bare": MOST_FACTS,
     "handler._Bare.facts": FACTS * MOST_FACTS,
     "zeromq.ZmqTransport._returning": MAX_RETURNING,

@@ -24,13 +24,13 @@ import numpy as np
 from hypothesis import strategies as st
 
 from tests.checkpoint.saved import Model, job, save
-from tests.checkpoint.tables.test_rows import Servers, job_of, spec_of
+from tests.checkpoint.test_rows import Servers, job_of, spec_of
 from tests.simulator.disk import Disk
 from zmqps import codecs, optim
 from zmqps.checkpoint import checksums, open_checkpoint, read_table
 from zmqps.checkpoint.manifest import Manifest, _sealed
-from zmqps.checkpoint.tables.table_facts import TableFacts
-from zmqps.checkpoint.tables.table_file import TableFile
+from zmqps.checkpoint.rows import TableFacts
+from zmqps.checkpoint.table_file import TableFile
 from zmqps.cli import settings
 from zmqps.cli.main import cli
 from zmqps.cli.running import state
@@ -48,7 +48,7 @@ from zmqps.errors import PSError, from_wire
 from zmqps.gpu import device, pinning
 from zmqps.keys import create, keyring, token
 from zmqps.launch import far, hosts
-from zmqps.logs import lines, reading
+from zmqps.logs import lines
 from zmqps.net import identity
 from zmqps.net.system import environment, tasks
 from zmqps.nodes.journal import PAGE
@@ -475,7 +475,7 @@ PARSERS: dict[str, Parser] = {
     "a size": _text(lambda text: settings.Size().convert(text, None, None), "8GB", "1.5MiB", "512",
                     refuses=(click.ClickException,)),
     "how often to save": _text(partial(cadence, "every"), "5min", "90s", "500steps"),
-    "since when": _text(lambda text: reading.parse_since(text, NOW), "1h30m", "2025-11-21T01:24", "01:24"),
+    "since when": _text(lambda text: lines.parse_since(text, NOW), "1h30m", "2025-11-21T01:24", "01:24"),
     "a line of a log": _text(
         _log, "2026-11-27 07:00:00.123 worker-1 warning: it is late [step=3 job=\"a b\"]",
         '{"time": "2026-11-27T07:00:00+00:00", "level": "INFO", "node": "w", "message": "m", "step": 3}',

@@ -24,8 +24,7 @@ from zmqps.core.worker.operations import Attached
 from zmqps.errors import DeviceError, DtypeError, ShapeError
 from zmqps.gpu import handover as module
 from zmqps.gpu.device import Device
-from zmqps.gpu.foreign import locate
-from zmqps.gpu.handover import Handover, Pinned
+from zmqps.gpu.handover import Handover, Pinned, locate
 from zmqps.optim import sgd
 
 pytestmark = pytest.mark.processes

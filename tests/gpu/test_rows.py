@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import zmqps
-from tests.checkpoint.tables.test_rows import Servers, job_of, spec_of
+from tests.checkpoint.test_rows import Servers, job_of, spec_of
 from tests.devices import NewDevice, on_every_device_and_as_written, on_host
 from tests.inprocess import InProcessCluster
 from tests.modes import MODES
@@ -27,7 +27,7 @@ from zmqps.core.server.tables.row_snapshot import RowSnapshot
 from zmqps.core.server.tables.rows import make_rows
 from zmqps.core.server.tables.table import RowTable
 from zmqps.errors import DeviceMemoryError, TableFullError
-from zmqps.gpu import chunks
+from zmqps.gpu import rows as device_rows
 from zmqps.gpu.device import Device
 from zmqps.gpu.rows import DeviceRows
 from zmqps.gpu.staging import DeviceMemory, Streams
@@ -45,7 +45,7 @@ PIECE_NBYTES = 1024
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a chunk have some 32 rows."""
-    monkeypatch.setattr(chunks, "CHUNK_NBYTES", 32 * 4 * DIM)
+    monkeypatch.setattr(device_rows, "CHUNK_NBYTES", 32 * 4 * DIM)
 
 
 def memory_of(device: Device, nbytes: int = PIECE_NBYTES) -> DeviceMemory:
@@ -296,7 +296,7 @@ def servers_on(monkeypatch: pytest.MonkeyPatch, device: Device | None, *argument
             job, placement, index, partial(row_kernel, CONFIG, job, there=memory), store_of=store_of, **options
         )
 
-    monkeypatch.setattr("tests.checkpoint.tables.test_rows.make_rows", make)
+    monkeypatch.setattr("tests.checkpoint.test_rows.make_rows", make)
     return Servers(*arguments)
 
 
@@ -361,7 +361,7 @@ def trained(mode: str, device: Device | None = None) -> dict[str, np.ndarray]:
 @on_every_device_and_as_written
 @pytest.mark.parametrize("mode", ["async", "sync"])
 def test_a_job_trains_as_on_processors(mode: str, new_device: NewDevice, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunks, "CHUNK_NBYTES", 4 << 20)  # a device has more memory here than small ones are made for
+    monkeypatch.setattr(device_rows, "CHUNK_NBYTES", 4 << 20)  # a device has more memory here than elsewhere
     expected = trained(mode)
     device = new_device()
     found = trained(mode, device)

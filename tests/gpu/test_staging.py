@@ -22,7 +22,7 @@ from zmqps.core.job.spec import JobSpec, Parameter
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.events import COORDINATOR, Action, Received, Returned, Run, Send
 from zmqps.core.protocol.messages import Ack, Error, Load, Pull, Push, Values
-from zmqps.core.server.admission import Room
+from zmqps.core.server.builds import Room
 from zmqps.core.server.shard import Shard
 from zmqps.errors import DeviceMemoryError, NonFiniteGradientError, ProtocolError, from_wire
 from zmqps.gpu.device import Device

@@ -26,8 +26,7 @@ from zmqps.core.node.measured import Measurements
 from zmqps.errors import AddressInUseError, ConfigurationError, DeadlineError
 from zmqps.metrics import endpoint, text
 from zmqps.metrics.endpoint import Source, answering
-from zmqps.web.place import WebPlace
-from zmqps.web.server import MAX_CONNECTIONS
+from zmqps.web.server import MAX_CONNECTIONS, WebPlace
 
 LOG = logging.getLogger("zmqps.tests")
 Serve = Callable[..., str]

@@ -11,7 +11,7 @@ from tests.net.test_dealer import said, soon
 from tests.net.test_door import aside, known
 from tests.net.test_zeromq import ANYWHERE, PATIENCE, End, with_ends
 from zmqps.core.protocol.events import COORDINATOR
-from zmqps.core.protocol.limits import MAX_ALL_BACKLOGS_NBYTES, MAX_BACKLOG_NBYTES, WINDOW_NBYTES
+from zmqps.core.protocol.message import MAX_ALL_BACKLOGS_NBYTES, MAX_BACKLOG_NBYTES, WINDOW_NBYTES
 from zmqps.net import backlog, zeromq
 from zmqps.net.backlog import LOOK_NBYTES, MARK_NBYTES, MUCH_NBYTES, STUCK_S, Backlog, Backlogs, most_waits_for
 from zmqps.net.transport import INBOUND

@@ -27,7 +27,7 @@ from tests.net.test_zeromq import ANYWHERE, HELLO, PATIENCE, End, with_ends
 from tests.pace import allow, stretch
 from tests.tables import for_each
 from zmqps.core.protocol.events import COORDINATOR
-from zmqps.core.protocol.limits import MAX_BACKLOG_NBYTES
+from zmqps.core.protocol.message import MAX_BACKLOG_NBYTES
 from zmqps.core.protocol.messages import Pull
 from zmqps.core.protocol.wire import MAX_FRAMES, encode
 from zmqps.net import door, zeromq

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.checkpoint.saved import OWNER, placements
-from tests.checkpoint.tables.test_rows import spec_of
+from tests.checkpoint.test_rows import spec_of
 from tests.core.machines import assign
 from tests.nodes.test_checkpoints import spec
 from tests.simulator.disk import Disk

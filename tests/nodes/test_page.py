@@ -23,8 +23,7 @@ from zmqps.errors import AddressInUseError
 from zmqps.metrics.endpoint import Source
 from zmqps.nodes.journal import PAGE
 from zmqps.nodes.page import Kept, page, read_page
-from zmqps.web.place import WebPlace
-from zmqps.web.server import listen
+from zmqps.web.server import WebPlace, listen
 
 PATIENCE = allow(20.0)
 

@@ -12,7 +12,7 @@ from tests.checkpoint.saved import OWNER
 from zmqps.core.coordinator.saving.files import MAX_ASKED, FileService, Served, Serving
 from zmqps.core.protocol.events import Resolve, Run, Send
 from zmqps.core.protocol.messages import FileAnswer, FileAsk
-from zmqps.core.server.relay import FileRelay, FileRequest
+from zmqps.core.server.saves import FileRelay, FileRequest
 from zmqps.errors import CheckpointStorageError, ConfigurationError, LimitError
 from zmqps.nodes import relay as relays
 from zmqps.nodes.checkpoints import CheckpointStore

@@ -15,9 +15,9 @@ from tests.inprocess import InProcessCluster
 from tests.modes import MODES
 from tests.tables import for_each
 from zmqps.core.job.keyspace import KeySpace, Placement
-from zmqps.core.protocol.limits import MAX_BACKLOG_NBYTES
-from zmqps.core.server.admission import Room
-from zmqps.core.server.dense.beside import GRANT_NBYTES, LEAST_NBYTES
+from zmqps.core.protocol.message import MAX_BACKLOG_NBYTES
+from zmqps.core.server.builds import Room
+from zmqps.core.server.dense.buffers import GRANT_NBYTES, LEAST_NBYTES
 from zmqps.core.server.dense.memory import HostMemory
 from zmqps.errors import ServerMemoryError
 from zmqps.nodes.server import ServerConfig, make_shard

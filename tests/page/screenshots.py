@@ -26,7 +26,7 @@ from tests.page.browser import Browser, missing
 from zmqps.cli.top import questions
 from zmqps.launch.processes import node_environment
 from zmqps.nodes.inquiry import ask_view
-from zmqps.top.shot import screenshot
+from zmqps.top.app import screenshot
 
 IMAGES = ROOT / "docs" / "images"
 #: Seconds that anything may take on a busy machine; and between two looks at what only the cluster tells.

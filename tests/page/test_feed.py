@@ -15,8 +15,7 @@ from tests.page.asked import PATIENCE, Asked, live, series
 from zmqps.core.protocol.messages import Watch
 from zmqps.errors import DeadlineError
 from zmqps.page import feed
-from zmqps.page.feed import LEAST_S, NOBODY, QUIET_S, WEEK_S, Feed, asking
-from zmqps.page.kept import SPANS
+from zmqps.page.feed import LEAST_S, NOBODY, QUIET_S, SPANS, WEEK_S, Feed, asking
 
 SERIES = [series("loss", [999.0, 1 / 3, 0.0, 1.0, 7])]
 

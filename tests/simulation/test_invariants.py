@@ -47,10 +47,10 @@ from zmqps.core.protocol.security.roles import TABLE, Row, row_of
 from zmqps.core.server.clients import Clients
 from zmqps.core.server.dense.aggregate import Stage
 from zmqps.core.server.dense.part import DensePart
+from zmqps.core.server.dense.rules import Undo
 from zmqps.core.server.dense.slices import Updates
 from zmqps.core.server.dense.snapshot import Snapshot
 from zmqps.core.server.dense.steps import ShardSteps
-from zmqps.core.server.dense.undo import Undo
 from zmqps.core.server.machine import ServerKernel
 from zmqps.core.server.orders import Orders
 from zmqps.core.server.saves import Saves

@@ -26,7 +26,7 @@ from zmqps.core.job.keyspace import Placement
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.messages import Load, Message, Push, Values
 from zmqps.core.protocol.wire import encode
-from zmqps.core.server.admission import Room
+from zmqps.core.server.builds import Room
 from zmqps.core.server.shard import Shard
 from zmqps.core.worker.operations import Attached, EnterBarrier, Exchange, Finish, Join, StartJob
 from zmqps.core.worker.transfer import PullTransfer, Source, Target, plan

@@ -20,7 +20,8 @@ from zmqps.core.node.awake import LOOK_S as AWAKE_LOOK_S
 from zmqps.core.node.awake import AwakeClock
 from zmqps.core.node.inquiry import Inquiry
 from zmqps.core.node.member import Identity
-from zmqps.core.node.tracer import Tracer
+from zmqps.core.node.tracing import Tracer
+from zmqps.core.protocol.arrays import STAYS, borrow
 from zmqps.core.protocol.events import (
     COORDINATOR,
     Action,
@@ -42,7 +43,6 @@ from zmqps.core.protocol.events import (
     Send,
     Stop,
 )
-from zmqps.core.protocol.loans import STAYS, borrow
 from zmqps.core.protocol.messages import Message, Push
 from zmqps.core.protocol.messages.large import decode_but_assign, decode_small
 from zmqps.core.protocol.plain import pack

@@ -40,7 +40,7 @@ from zmqps.core.node.member import Identity
 from zmqps.core.protocol.messages import Discard, Message
 from zmqps.core.protocol.plain import unpack
 from zmqps.core.protocol.security.keys import KEY_NBYTES, process_of
-from zmqps.core.server.admission import Room
+from zmqps.core.server.builds import Room
 from zmqps.core.server.extensions import ServerMachine
 from zmqps.core.server.machine import ServerKernel
 from zmqps.core.server.shard import Shard

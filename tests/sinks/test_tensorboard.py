@@ -12,7 +12,7 @@ import pytest
 
 from tests.tables import for_each
 from zmqps.errors import ConfigurationError
-from zmqps.sinks.runs import MOST_RUNS
+from zmqps.sinks.sink import MOST_RUNS
 from zmqps.sinks.tensorboard import TensorBoard, folder
 
 

@@ -12,9 +12,8 @@ from textual.pilot import Pilot
 
 from tests.top.views import HEALTH, member, training, waits
 from zmqps.errors import DeadlineError, IdentityError
-from zmqps.top.app import Questions, Top, Window
+from zmqps.top.app import Questions, Top, Window, screenshot
 from zmqps.top.model import NodeRow
-from zmqps.top.shot import screenshot
 
 pytestmark = pytest.mark.processes
 

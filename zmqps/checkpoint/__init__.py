@@ -8,20 +8,17 @@
     checkpoint.version, checkpoint.arrays()
 """
 
-from zmqps.checkpoint.compact import compact
-from zmqps.checkpoint.export import export, export_table
-from zmqps.checkpoint.find import find_job, good_ones, latest, look, open_checkpoint, with_advice
+from zmqps.checkpoint.export import compact, export, export_table
+from zmqps.checkpoint.find import find_job, good_ones, latest, load, look, open_checkpoint, with_advice
 from zmqps.checkpoint.layout import ShardLayout
-from zmqps.checkpoint.load import load
 from zmqps.checkpoint.manifest import CONSISTENT, PER_SLICE, FileFact, Manifest, Owner
 from zmqps.checkpoint.owners import Claim
 from zmqps.checkpoint.publish import Entry, Save, clean, entries, job_directory, prune
 from zmqps.checkpoint.reader import Checkpoint, Restored, Restorer, ShardState
 from zmqps.checkpoint.remote import storage_of
 from zmqps.checkpoint.storage import LocalStorage, Storage
-from zmqps.checkpoint.tables.table_file import read_table
-from zmqps.checkpoint.torch_file import export_torch
-from zmqps.checkpoint.torch_state import from_torch, torch_state
+from zmqps.checkpoint.table_file import read_table
+from zmqps.checkpoint.torch_state import export_torch, from_torch, torch_state
 from zmqps.checkpoint.writer import ShardWriter
 
 __all__ = [

@@ -1,17 +1,20 @@
-"""From a path to a checkpoint: one by its own name, or the latest good one of a job."""
+"""From a path to a checkpoint, one by its own name or the latest good one of a job, and to its arrays."""
 
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 
+from zmqps import checks
 from zmqps.checkpoint import manifest as manifests
 from zmqps.checkpoint.manifest import Manifest, corrupt, removed
 from zmqps.checkpoint.publish import UNFINISHED, Entry, entries, entry_of, job_directory, job_of
 from zmqps.checkpoint.reader import Checkpoint
 from zmqps.checkpoint.remote import storage_of
 from zmqps.checkpoint.storage import Storage, join, naming_the_disk
-from zmqps.errors import CheckpointError, CheckpointForeignError, CheckpointNotFoundError
+from zmqps.core.protocol.arrays import Array
+from zmqps.errors import CheckpointCorruptError, CheckpointError, CheckpointForeignError, CheckpointNotFoundError
 
 #: A chain is compacted long before; the limit ends a cycle.
 MOST_BASES = 100
@@ -210,3 +213,44 @@ def _named(storage: Storage, path: str) -> Checkpoint:
         return look(storage, path)
     except CheckpointError as error:
         raise with_advice(storage, path, error) from error.__cause__
+
+
+def load(path: str | os.PathLike[str], *, job: str | None = None, optimizer: bool = False) -> dict[str, Array]:
+    """Return the values of a checkpoint.
+
+    Parameters
+    ----------
+    path
+        Of a checkpoint, or of a directory with checkpoints, of which the latest good one is read.
+    job
+        Whose, where the directory has checkpoints of several.
+    optimizer
+        Also return the optimizer's slots, named ``optimizer.<slot>.<name>``; those of tables stay where they are.
+
+    Returns
+    -------
+    dict of str to ndarray
+        By name, in the job's order, each a new array. Half-precision parameters come in float32, as the servers keep
+        them. Of a sparse table there are the ids of its rows as ``<table>.ids``, int64 ``(n,)``, and their values as
+        ``<table>.values``, float32 ``(n, dim)``, in no order.
+
+    Raises
+    ------
+    CheckpointError
+        There is no checkpoint, or what was read is not what was written; says which older one looks whole.
+
+    Examples
+    --------
+    >>> arrays = zmqps.load("/data/run-7")  # doctest: +SKIP
+    """
+    checks.flag("optimizer", optimizer)
+    for attempt in range(_ATTEMPTS):
+        checkpoint = open_checkpoint(os.fspath(path), job)
+        try:
+            return checkpoint.arrays(optimizer=optimizer)
+        except CheckpointNotFoundError:  # it was removed meanwhile
+            if attempt == _ATTEMPTS - 1 or entry_of(os.fspath(path)) is not None:
+                raise
+        except CheckpointCorruptError as error:
+            raise with_advice(checkpoint.storage, checkpoint.path, error) from error.__cause__
+    raise AssertionError("the last attempt returns or raises")

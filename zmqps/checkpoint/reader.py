@@ -18,8 +18,8 @@ from zmqps.checkpoint.checksums import Chunk
 from zmqps.checkpoint.header import Piece, check_tiles, pieces_of, read_header
 from zmqps.checkpoint.layout import slot_entry, state_file
 from zmqps.checkpoint.manifest import FileFact, Manifest, corrupt, reading
+from zmqps.checkpoint.rows import VALUES, RowFiles, Slots, TableState, entries_of
 from zmqps.checkpoint.storage import Storage, join
-from zmqps.checkpoint.tables.rows import VALUES, RowFiles, Slots, TableState, entries_of
 from zmqps.checkpoint.writer import STATE_FORMAT
 from zmqps.core.job.keyspace import KeySpace, Slice
 from zmqps.core.job.spec import Parameter

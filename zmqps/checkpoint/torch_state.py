@@ -1,4 +1,4 @@
-"""Converts between a checkpoint and the state of a PyTorch optimizer with the same equation.
+"""Between a checkpoint and PyTorch: its values as a ``state_dict``, and an optimizer's state of the same equation.
 
 Values and slots are the same numbers in both. Their names differ, and PyTorch stores a step count with each parameter.
 Hyperparameters are not converted.
@@ -6,7 +6,9 @@ Hyperparameters are not converted.
 
 from __future__ import annotations
 
+import os
 import secrets
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -16,12 +18,14 @@ from zmqps.checkpoint.manifest import Manifest
 from zmqps.checkpoint.owners import held
 from zmqps.checkpoint.publish import Save
 from zmqps.checkpoint.reader import Checkpoint
-from zmqps.checkpoint.storage import LocalStorage, Storage
+from zmqps.checkpoint.storage import LocalStorage, Storage, check_replaceable, whole
 from zmqps.checkpoint.writer import ShardWriter
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec, Parameter
 from zmqps.core.protocol.arrays import Array
-from zmqps.errors import CheckpointMismatchError, OptimizerError
+from zmqps.errors import CheckpointMismatchError, ConfigurationError, OptimizerError
+from zmqps.extras import advice
+from zmqps.files import create
 
 #: Optimizer -> its class in ``torch.optim``, whether that counts steps, and slot -> name there, in the order of the
 #: slots. A slot that only some options have may be missing on both sides.
@@ -210,3 +214,57 @@ def _flat(tensor: Any) -> Array:
         tensor = tensor.float()
     array: Array = tensor.detach().cpu().numpy().reshape(-1)
     return array
+
+
+#: How such files end.
+ENDINGS = (".pt", ".pth")
+
+
+def export_torch(checkpoint: Checkpoint, path: str, *, replace: bool = False) -> int:
+    """Write a checkpoint's parameters and buffers as a ``state_dict``; return the bytes of the file.
+
+    Names, shapes and dtypes are those of the model, half precision included; rows of sparse tables are not in it.
+    ``torch.load(path, weights_only=True)`` reads it. All values are in memory at a time. A reader of the path sees the
+    whole file or none.
+
+    Parameters
+    ----------
+    checkpoint
+        What to read; all of it is checked.
+    path
+        Of the new file.
+    replace
+        Whether there may be such a file already.
+
+    Raises
+    ------
+    ConfigurationError
+        PyTorch is not installed; there is such a file already; or the job has tables alone.
+    CheckpointCorruptError, CheckpointStorageError
+        As `zmqps.checkpoint.export`.
+    """
+    torch = _torch()
+    check_replaceable(path, replace)
+    parameters = checkpoint.manifest.job.parameters
+    if not parameters:
+        raise ConfigurationError(f"{checkpoint.path} has no parameters; rows of a table: --table NAME")
+    state: OrderedDict[str, Any] = OrderedDict()
+    for parameter in parameters:
+        array = checkpoint.array(parameter.name)
+        state[parameter.name] = torch.from_numpy(array).reshape(parameter.shape).to(getattr(torch, parameter.dtype))
+    with whole(path) as unfinished, open(create(unfinished), "wb") as file:
+        torch.save(state, file)
+        file.flush()
+        os.fsync(file.fileno())
+        nbytes = file.tell()
+    return nbytes
+
+
+def _torch() -> Any:
+    try:
+        import torch
+    except ImportError as error:
+        raise ConfigurationError(
+            f"a state_dict of PyTorch needs torch, which is not installed: {advice('torch')}"
+        ) from error
+    return torch

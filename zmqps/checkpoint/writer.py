@@ -11,8 +11,8 @@ import numpy as np
 from zmqps.checkpoint import checksums
 from zmqps.checkpoint.layout import ShardLayout, state_file
 from zmqps.checkpoint.manifest import FileFact, plain
+from zmqps.checkpoint.rows import Slots, encoded, rows_file
 from zmqps.checkpoint.storage import Bytes, File, Storage, join, naming_the_disk
-from zmqps.checkpoint.tables.rows import Slots, encoded, rows_file
 from zmqps.core.job.keyspace import Placement
 from zmqps.core.protocol.arrays import Array
 from zmqps.errors import ConfigurationError, InternalError

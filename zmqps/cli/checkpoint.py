@@ -133,8 +133,8 @@ def export(
     file.
     """
     from zmqps.checkpoint import export, export_table, export_torch, open_checkpoint, with_advice
-    from zmqps.checkpoint.tables.table_file import is_for_tables
-    from zmqps.checkpoint.torch_file import ENDINGS
+    from zmqps.checkpoint.table_file import is_for_tables
+    from zmqps.checkpoint.torch_state import ENDINGS
     from zmqps.errors import CheckpointCorruptError, ConfigurationError, counted, num_bytes
 
     of_table = table is not None or (not torch and is_for_tables(file, format))

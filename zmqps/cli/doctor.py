@@ -84,7 +84,7 @@ def doctor(probe: bool, **told: Any) -> int:
     """
     if probe:
         return _probe()
-    from zmqps.doctor.judge import is_wrong, judge
+    from zmqps.doctor.examine import is_wrong, judge
 
     cluster = _cluster(told["coordinator"], told["keys"]) if told["coordinator"] else None
     findings = _examine(_wanted(told, cluster), cluster)
@@ -109,8 +109,8 @@ def _probe() -> int:
 
 
 def _model(text: str | None) -> Model | None:
-    from zmqps.doctor.bound import MODELS
     from zmqps.doctor.facts import Model
+    from zmqps.doctor.speed import MODELS
 
     if text is None:
         return None

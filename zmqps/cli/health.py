@@ -40,7 +40,7 @@ def health(coordinator: str | None, keys: Path | None, directory: Path, timeout:
         click.echo(json.dumps(found, indent=2))
     else:
         from zmqps.cli.tables import health_table, new_console
-        from zmqps.top.words import health_sentence
+        from zmqps.top.model import health_sentence
 
         new_console().print(health_table(found))
         click.echo(health_sentence(found))
@@ -83,7 +83,7 @@ def stack(
     found = ask_stacks(address, node, timeout=timeout, job_secret=job_secret, keys=shown)
     if found["nodes"] and found["nodes"][0]["state"] != "answered":
         from zmqps.cli.running.state import read_state
-        from zmqps.top.stuck import tell
+        from zmqps.top.source import tell
 
         state = read_state(directory)
         logs = directory / "runs" / (name or (state.name if state is not None and state.name else "cluster")) / "logs"

@@ -20,8 +20,7 @@ from zmqps.cli.settings import setting
 from zmqps.core.protocol import exits
 from zmqps.errors import ConfigurationError, PSError
 from zmqps.folder import Folder
-from zmqps.logs.lines import Entry, read_entry
-from zmqps.logs.reading import Levels, Wanted, chosen, parse_since
+from zmqps.logs.lines import Entry, Levels, Wanted, chosen, parse_since, read_entry
 from zmqps.settings.node import LEVELS
 
 #: The name by which a log is read from standard input.

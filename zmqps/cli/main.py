@@ -29,7 +29,7 @@ from zmqps.cli.trace import trace
 from zmqps.cli.up import down, up
 from zmqps.core.protocol import exits
 from zmqps.errors import AddressInUseError, ConfigurationError, DeadlineError, PSError
-from zmqps.net.system.children import heed_children
+from zmqps.net.system.signals import heed_children
 
 EXIT_CODES: tuple[tuple[type[PSError], int], ...] = (
     (ConfigurationError, exits.USAGE),

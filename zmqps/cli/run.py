@@ -152,7 +152,7 @@ def _slurm_address(host: str) -> str:
 def _pod_address(name: str, timeout: float) -> str:
     """Return the address of a pod; its name may be published only after this pod has started."""
     from zmqps.launch.reach import resolved
-    from zmqps.net.deadlines import Deadline
+    from zmqps.net.loops import Deadline
 
     deadline, told = Deadline(timeout), False
     while True:

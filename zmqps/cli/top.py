@@ -79,10 +79,9 @@ def questions(address: str, keys: Keys | None, job_secret: Path | None, director
     """Return what can be asked of the cluster at an address."""
     from zmqps.cli.running.state import read_state
     from zmqps.nodes.inquiry import ask_health, ask_stacks, ask_status, ask_view
-    from zmqps.top import logs
+    from zmqps.top import source
     from zmqps.top.app import Questions
-    from zmqps.top.source import TIMEOUT_S
-    from zmqps.top.stuck import tell
+    from zmqps.top.source import TIMEOUT_S, tell
 
     def cluster() -> str:
         state = read_state(directory)
@@ -99,5 +98,5 @@ def questions(address: str, keys: Keys | None, job_secret: Path | None, director
         view=partial(ask_view, address, span=SPAN_S, points=POINTS, timeout=TIMEOUT_S, keys=keys),
         health=partial(ask_health, address, timeout=ONCE_S, keys=keys),
         stacks=stacks,
-        log=lambda node: logs.tail(directory, cluster(), node.log, node.host),
+        log=lambda node: source.tail(directory, cluster(), node.log, node.host),
     )

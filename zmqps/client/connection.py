@@ -27,7 +27,7 @@ from zmqps.core.job.data import DataRange, DataSpec
 from zmqps.core.protocol.endpoints import check_peer
 from zmqps.core.protocol.messages.hello import MAX_JOB_NAME_CHARS
 from zmqps.core.worker.extensions import SessionMachine
-from zmqps.core.worker.notebook import Notebook
+from zmqps.core.worker.notes import Notebook
 from zmqps.core.worker.operations import Join, Operation
 from zmqps.core.worker.ranges import TakeRange
 from zmqps.core.worker.statistics import Statistics

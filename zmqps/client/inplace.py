@@ -15,10 +15,9 @@ import numpy as np
 from zmqps.client.tensors import LOOKED_AT, copy_finite
 from zmqps.core.job.keyspace import KeySpace
 from zmqps.core.job.spec import JobSpec, Parameter
-from zmqps.core.protocol.arrays import Array
-from zmqps.core.protocol.loans import Bytes
+from zmqps.core.protocol.arrays import Array, Bytes
 from zmqps.net.lane.private import Private
-from zmqps.net.system.available import available_nbytes
+from zmqps.net.system.memory import available_nbytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,7 +260,7 @@ class CopiesOnWrite:
         self.call()
 
     def take(self, memory: Bytes, hold: Any) -> Private | None:
-        """Return memory of a server as this process's own (`zmqps.core.protocol.loans.CopyOnWrite`)."""
+        """Return memory of a server as this process's own (`zmqps.core.protocol.arrays.CopyOnWrite`)."""
         lends = self._memory.private if self._may_keep() else None
         private = None if lends is None else lends(memory, hold)
         if private is not None:

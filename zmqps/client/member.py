@@ -14,7 +14,7 @@ from zmqps.client.requests import Requests
 from zmqps.client.sparse.row_cache import Call, RowCaches
 from zmqps.client.thread import in_callback, refuse_in_callback
 from zmqps.core.job.spec import JobSpec
-from zmqps.core.protocol.loans import Bytes
+from zmqps.core.protocol.arrays import Bytes
 from zmqps.core.worker.layout.rollbacks import Rollback
 from zmqps.core.worker.operations import Attached, Operation, Restored, StartJob
 from zmqps.net.lane.private import Private

@@ -14,7 +14,7 @@ from zmqps.errors import ClosedError
 from zmqps.metrics.endpoint import ASK_S, answering
 from zmqps.net.lane.arena import Arenas
 from zmqps.net.lane.shm import LaneTransport
-from zmqps.web.place import WebPlace
+from zmqps.web.server import WebPlace
 
 TOKEN_VARIABLE = "ZMQPS_METRICS_TOKEN"
 

@@ -27,9 +27,8 @@ from zmqps.core.worker.operations import Cancelled, Finish, Operation
 from zmqps.core.worker.session import FAREWELL_S
 from zmqps.errors import ClosedError, ConfigurationError, DeadlineError, ForkedError, InternalError, PSError
 from zmqps.logs.handler import About
-from zmqps.net.deadlines import Deadline
 from zmqps.net.driver import Driver
-from zmqps.net.loops import new_runner
+from zmqps.net.loops import Deadline, new_runner
 from zmqps.net.transport import Transport
 from zmqps.trace.doors import DOORS
 from zmqps.trace.switch import Switch

@@ -13,9 +13,8 @@ Those with `Codec.error_feedback` keep what a blob leaves out in a residual and 
 subclass of `Codec`, or of `FixedWidthCodec`, in a package with an entry point: docs/codecs.md.
 """
 
-from .base import MIN_NBYTES, Codec, real, whole
+from .base import MIN_NBYTES, Codec, FixedWidthCodec, real, whole
 from .bf16 import bf16
-from .fixedwidth import FixedWidthCodec
 from .fp16 import fp16
 from .int8 import int8
 from .kernels import ALONE, VALUES, Backend, CodecKernel, Spread

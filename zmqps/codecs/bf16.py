@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from .fixedwidth import FixedWidthCodec
+from .base import FixedWidthCodec
 from .kernels import VALUES, CodecKernel
 
 

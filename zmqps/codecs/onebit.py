@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from .base import Array, Bytes, Codec, block_size, num_blocks, padded_blocks
-from .bits import num_octets, pack_loop, unpack
+from .bits import LANES, TILE, add_up, num_octets, pack_loop, unpack
 from .kernels import VALUES, Backend, CodecKernel, Spread, spans
-from .lanes import LANES, TILE, add_up
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike

@@ -13,32 +13,30 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from zmqps.combine.events import (
-    CloseConnection,
-    ConnectionEnded,
-    Fetched,
-    Heard,
-    HostAction,
-    HostEvent,
-    PushRound,
-    RoundPushed,
-    Say,
-    Tell,
-)
 from zmqps.combine.messages import (
     Alive,
     Alone,
     Away,
+    CloseConnection,
+    ConnectionEnded,
     Done,
     Dropped,
+    Fetched,
     Got,
+    Heard,
     Here,
+    HostAction,
+    HostEvent,
     HostGradients,
     HostMessage,
     HostWaiting,
     Joined,
     JoinGroup,
     Pushing,
+    PushRound,
+    RoundPushed,
+    Say,
+    Tell,
     Want,
 )
 from zmqps.combine.values import ValueShelf, failed

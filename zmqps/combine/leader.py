@@ -14,23 +14,30 @@ from functools import partial
 from pathlib import Path
 
 from zmqps.combine import meeting
-from zmqps.combine.events import (
+from zmqps.combine.group import MAX_MEMBERS, GroupMachine
+from zmqps.combine.memory import Layout, MappedModels
+from zmqps.combine.messages import (
+    MAX_NBYTES,
+    Alone,
     CloseConnection,
     ConnectionEnded,
     Fetched,
     FetchValues,
     Heard,
+    Here,
     HostAction,
     HostEvent,
+    HostGradients,
+    HostMessage,
+    Place,
     PushRound,
     Rewound,
     RoundPushed,
     Say,
     Tell,
+    decode,
+    encode,
 )
-from zmqps.combine.group import MAX_MEMBERS, GroupMachine
-from zmqps.combine.memory import Layout, MappedModels
-from zmqps.combine.messages import MAX_NBYTES, Alone, Here, HostGradients, HostMessage, Place, decode, encode
 from zmqps.combine.work import Work
 from zmqps.core.protocol.arrays import Array
 from zmqps.errors import ConfigurationError, InternalError, ProtocolError, PSError

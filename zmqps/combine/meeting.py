@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zmqps.errors import ConfigurationError, DeadlineError
-from zmqps.net.deadlines import Deadline
+from zmqps.net.loops import Deadline
 from zmqps.net.system.host import host_tag
 
 #: Connections that may wait to be accepted.

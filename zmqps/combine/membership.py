@@ -21,8 +21,7 @@ from zmqps.combine.messages import (
     encode,
 )
 from zmqps.errors import ProtocolError
-from zmqps.net.deadlines import Deadline
-from zmqps.net.loops import AwakeSelector
+from zmqps.net.loops import AwakeSelector, Deadline
 
 #: Seconds between signs of life until the leader has said how many.
 INTERVAL_S = 1.0

@@ -11,8 +11,7 @@ import numpy as np
 from zmqps.combine.messages import Place
 from zmqps.core.job.keyspace import KeySpace
 from zmqps.core.job.spec import Parameter
-from zmqps.core.protocol.arrays import Array
-from zmqps.core.protocol.loans import Bytes
+from zmqps.core.protocol.arrays import Array, Bytes
 from zmqps.errors import ConfigurationError, ProtocolError
 from zmqps.net.lane.arena import MIN_NBYTES, ArenaError, Arenas, Description, attach
 

@@ -11,10 +11,10 @@ from zmqps.client.connection import Connection
 from zmqps.client.exchanges import Exchanges
 from zmqps.client.requests import Requests
 from zmqps.combine import meeting
-from zmqps.combine.events import Fetched, FetchValues, RoundPushed
 from zmqps.combine.group import GroupMachine
 from zmqps.combine.leader import Brought, Leader
 from zmqps.combine.memory import Layout, MappedModels, SharedModel, average, counts_of
+from zmqps.combine.messages import Fetched, FetchValues, RoundPushed
 from zmqps.combine.values import NUM_PLACES
 from zmqps.core.job.spec import MAX_COUNT, JobSpec
 from zmqps.core.protocol.arrays import Array

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from zmqps.combine.events import Fetched, FetchValues, HostAction, Tell
-from zmqps.combine.messages import Alone, Failed, HostValues, Place, Want
+from zmqps.combine.messages import Alone, Failed, Fetched, FetchValues, HostAction, HostValues, Place, Tell, Want
 from zmqps.errors import PSError
 
 #: Places for values: one that members still read, and one that the next are put into.

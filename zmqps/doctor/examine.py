@@ -1,20 +1,41 @@
-"""Looks at hosts and at the network between them: probes everywhere, then what they find about each other."""
+"""Looks at hosts and at the network between them: probes everywhere, what they find of each other, a verdict."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from zmqps.doctor import keyfiles, network, resources, running
 from zmqps.doctor.facts import Clock, Code, Findings, Host, HostFacts, Model, Port, Rate, Reach, read
 from zmqps.doctor.host import local_address_towards
 from zmqps.doctor.remote import START_S, ProbeError, RemoteProbe
-from zmqps.doctor.rounds import rounds
+from zmqps.doctor.rows import Row, Verdict
+from zmqps.doctor.software import judge_code, judge_versions
+from zmqps.doctor.speed import judge_bound, judge_wires
 from zmqps.errors import ProtocolError
+
+
+def rounds(names: Sequence[str], most: int) -> list[list[tuple[str, str]]]:
+    """Return rounds of pairs such that every two hosts meet once, as in a tournament; ``most`` rounds at most.
+
+    The circle method: the first stays, all others go around. A host alone is measured with itself.
+    """
+    if len(names) == 1:
+        return [[(names[0], names[0])]]
+    seats: list[str | None] = [*names, *([None] if len(names) % 2 else [])]
+    found = []
+    for _ in range(len(seats) - 1):
+        half = len(seats) // 2
+        pairs = zip(seats[:half], reversed(seats[half:]), strict=True)
+        found.append([(a, b) for a, b in pairs if a is not None and b is not None])
+        seats = [seats[0], seats[-1], *seats[1:-1]]
+    return found[:most]
+
 
 #: Seconds for an answer that takes no work, and beyond what work takes.
 ANSWER_S = 10.0
@@ -260,3 +281,25 @@ async def _rate(source: RemoteProbe, target: RemoteProbe, address: str, port: in
         return read(float, rate)
     finally:
         await target.ask(ANSWER_S, do="close")
+
+
+CHECKS: tuple[Callable[[Findings], Iterator[Row]], ...] = (
+    judge_versions,
+    resources.judge,
+    judge_code,
+    network.judge,
+    judge_wires,
+    judge_bound,
+    keyfiles.judge,
+    running.judge,
+)
+
+
+def judge(findings: Findings) -> list[Row]:
+    """Return the rows of all checks."""
+    return [row for check in CHECKS for row in check(findings)]
+
+
+def is_wrong(rows: Sequence[Row]) -> bool:
+    """Whether a run would fail."""
+    return any(row.verdict == Verdict.WRONG for row in rows)

@@ -24,7 +24,7 @@ from zmqps.gpu.device import open_device
 from zmqps.gpu.pinning import visible_gpus
 from zmqps.keys.keyring import AUTHORIZED, CLUSTER_PUBLIC, MAX_FILE_NBYTES
 from zmqps.net.gauge import library
-from zmqps.net.system.available import available_nbytes
+from zmqps.net.system.memory import available_nbytes
 
 PACKAGES = ("pyzmq", "numpy", "msgpack", "numba")
 SHARED_MEMORY = Path("/dev/shm")

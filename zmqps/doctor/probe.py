@@ -21,8 +21,8 @@ from zmqps.doctor.host import look
 from zmqps.doctor.knock import Listener, knock
 from zmqps.errors import AddressInUseError, PSError
 from zmqps.net.gauge import Receiver, send
+from zmqps.net.system.addresses import owner_of
 from zmqps.net.system.memory import keep_freed_memory
-from zmqps.net.system.ports import owner_of
 
 #: Seconds without a command after which a probe ends.
 IDLE_S = 120.0

@@ -72,7 +72,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from zmqps.errors.base import Fact, PSError, _rebuild
-from zmqps.errors.checkpoints import (
+from zmqps.errors.configuration import (
+    RSYNC,
+    SAME_VERSION,
+    AddressInUseError,
+    ConfigurationError,
+    ProgramMissingError,
+    UnreachableAddressError,
+    UnresolvedNameError,
+    UnsafeFileError,
+    UnusableHostError,
+    host_advice,
+)
+from zmqps.errors.durable import (
     CheckpointCorruptError,
     CheckpointError,
     CheckpointFailedError,
@@ -82,17 +94,12 @@ from zmqps.errors.checkpoints import (
     CheckpointNotFoundError,
     CheckpointStorageError,
     CheckpointTooSoonError,
+    DeposedError,
+    DrainError,
+    JournalBehindError,
+    JournalError,
+    ScaleError,
 )
-from zmqps.errors.configuration import (
-    AddressInUseError,
-    ConfigurationError,
-    UnreachableAddressError,
-    UnresolvedNameError,
-    UnsafeFileError,
-)
-from zmqps.errors.durable import DeposedError, DrainError, ScaleError
-from zmqps.errors.hosts import RSYNC, SAME_VERSION, ProgramMissingError, UnusableHostError, host_advice
-from zmqps.errors.journal import JournalBehindError, JournalError
 from zmqps.errors.nodes import (
     ClosedError,
     CoordinatorRestartedError,

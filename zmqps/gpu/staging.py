@@ -26,14 +26,13 @@ from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.arrays import Array, scatter
 from zmqps.core.protocol.encoding import CODING, Coding
 from zmqps.core.protocol.events import Reader
-from zmqps.core.server.admission import described, required_nbytes
+from zmqps.core.server.builds import described, required_nbytes
 from zmqps.core.server.dense.memory import Located, Outgoing, Size
 from zmqps.core.server.dense.stale import copies_nbytes
 from zmqps.core.server.tables.rows import capacity_nbytes
 from zmqps.errors import DeviceError, DeviceMemoryError
-from zmqps.gpu.chunks import CHUNK_NBYTES
 from zmqps.gpu.device import Device, Event, Stream
-from zmqps.gpu.rows import DeviceRows
+from zmqps.gpu.rows import CHUNK_NBYTES, DeviceRows
 from zmqps.rows.initial import Filler
 
 if TYPE_CHECKING:

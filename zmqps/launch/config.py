@@ -6,7 +6,7 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
 
 from zmqps.core.coordinator.members.cluster_end import GOODBYE_S
-from zmqps.core.coordinator.saving.wishes import WAITS_S
+from zmqps.core.coordinator.saving.making import WAITS_S
 from zmqps.core.protocol import exits
 from zmqps.core.protocol.endpoints import host_of, is_loopback, is_wildcard, join
 from zmqps.launch.supervision import Restarts

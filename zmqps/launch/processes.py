@@ -31,7 +31,7 @@ from zmqps.folder import open_own
 from zmqps.launch.supervision import RESTART, TOKEN, Child, Restarts
 from zmqps.logs.lines import MAX_LINE_NBYTES, Lines, last_messages
 from zmqps.net.identity import PROCESS
-from zmqps.net.system.children import UNKNOWN, heed_children
+from zmqps.net.system.signals import UNKNOWN, heed_children
 
 LEASH = Path(__file__).with_name("leash.py")
 #: What a node tells its parent instead of its endpoint when it cannot start: this and a JSON object.

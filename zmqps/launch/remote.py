@@ -28,7 +28,7 @@ from zmqps.launch.far import GREETING, MAX_PREAMBLE_LINES, Message, Voice, decod
 from zmqps.launch.hosts import Host
 from zmqps.launch.processes import describe_exit, gone, node_environment, tail, worker_command
 from zmqps.logs.lines import Lines
-from zmqps.net.system.children import heed_children
+from zmqps.net.system.signals import heed_children
 
 #: Lines of ssh's that an error shows.
 LAST_WORDS = 10

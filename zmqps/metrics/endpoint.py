@@ -16,8 +16,7 @@ from zmqps.core.protocol.endpoints import host_named, ip_of, is_loopback, is_of
 from zmqps.errors import DeadlineError, PSError
 from zmqps.metrics.text import check_installed, exposed
 from zmqps.net.loops import ask_loop
-from zmqps.web.place import WebPlace, url
-from zmqps.web.server import WebServer, listen, shows
+from zmqps.web.server import WebPlace, WebServer, listen, shows, url
 
 if TYPE_CHECKING:
     from starlette.responses import Response

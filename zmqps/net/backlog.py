@@ -8,7 +8,7 @@ from typing import Protocol
 import zmq
 
 from zmqps.core.protocol.events import Peer
-from zmqps.core.protocol.limits import MAX_ALL_BACKLOGS_NBYTES, WINDOW_NBYTES
+from zmqps.core.protocol.message import MAX_ALL_BACKLOGS_NBYTES, WINDOW_NBYTES
 
 #: Frames of an oversized message discarded at a time.
 PORTION = 2048

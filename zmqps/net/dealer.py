@@ -19,7 +19,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from zmqps.core.protocol.events import Connected, Disconnected, Peer, Unreachable
-from zmqps.core.protocol.limits import PUSH_WINDOW
+from zmqps.core.protocol.message import PUSH_WINDOW
 from zmqps.errors import ConfigurationError
 from zmqps.keys.curve import secure_dealer
 from zmqps.keys.keyring import Keys

@@ -28,7 +28,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from zmqps.core.node.awake import AwakeClock
 from zmqps.core.protocol.events import Peer
-from zmqps.core.protocol.limits import WINDOW_NBYTES
+from zmqps.core.protocol.message import WINDOW_NBYTES
 from zmqps.net.connections import (
     Account,
     Address,

@@ -46,9 +46,9 @@ from zmqps.core.protocol.security.roles import ORDERS
 from zmqps.core.protocol.wire import decode, encode
 from zmqps.errors import InternalError, PSError, ServerMemoryError, printable
 from zmqps.net.loops import look, stood_still_s
-from zmqps.net.reach import why_silent
+from zmqps.net.routes import why_silent
 from zmqps.net.system import stacks
-from zmqps.net.system.health import Health
+from zmqps.net.system.host import Health
 from zmqps.net.system.memory import FreedObjects
 from zmqps.net.system.signals import answered
 from zmqps.net.transport import INBOUND, Transport

@@ -30,7 +30,7 @@ from zmqps.core.protocol.messages import Hello
 from zmqps.core.protocol.security.proof import NONCE_NBYTES, ProofInitiator, ProofResponder, door_word
 from zmqps.errors import ConfigurationError, PeerLostError, ProtocolError, ProtocolVersionError
 from zmqps.keys.curve import answer_with_pair, ask_with_pair
-from zmqps.net.deadlines import Deadline
+from zmqps.net.loops import Deadline
 from zmqps.net.sockets import bind_socket, speak_to
 from zmqps.net.system.names import find
 from zmqps.net.zeromq import readable

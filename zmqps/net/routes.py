@@ -1,4 +1,4 @@
-"""Which of a server's advertised endpoints to use, and whether it is on this host.
+"""Which of a server's advertised endpoints to use, whether it is on this host, and why none answers.
 
 A server advertises its endpoints separated by spaces: the one it was configured to bind, and one in Linux's abstract
 socket namespace (``ipc://@…``), which leaves no file behind. That one can only be reached from this host, so a peer
@@ -7,6 +7,7 @@ that can connect to it is on this host.
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import secrets
@@ -16,8 +17,9 @@ import sys
 from typing import NamedTuple
 
 from zmqps import checks
-from zmqps.errors import ConfigurationError
+from zmqps.errors import ConfigurationError, UnresolvedNameError
 from zmqps.net.connections import leave_quietly
+from zmqps.net.system.addresses import family_of, resolve, split
 
 TRANSPORTS = ("auto", "tcp", "ipc", "shm")
 #: Below this descriptor limit ipc is not used.
@@ -109,3 +111,56 @@ def new_local_endpoint() -> str:
         return ""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return "" if 0 <= limit < MIN_DESCRIPTORS else f"ipc://@zmqps-{secrets.token_hex(16)}"
+
+
+#: Less than three seconds in total: the caller has waited for two, and a report is due within five.
+RESOLVE_TIMEOUT = 1.5
+CONNECT_TIMEOUT = 1.0
+#: A name may have many addresses; this many are tried.
+MOST_ADDRESSES = 2
+
+
+def why_silent(advertised: str) -> str:
+    """Return in words why a peer does not answer; blocks for seconds.
+
+    Parameters
+    ----------
+    advertised
+        Its endpoints, separated by spaces.
+    """
+    endpoints = advertised.split()
+    remote = next((endpoint for endpoint in endpoints if not endpoint.startswith("ipc://")), None)
+    if remote is None:
+        here = any(map(is_reachable_locally, endpoints))
+        return "a process listens there, but does not answer" if here else "no process listens there on this host"
+    try:
+        host, port = split(remote)
+        addresses = resolve(host, RESOLVE_TIMEOUT)
+    except UnresolvedNameError as error:
+        return f"the name {error.name!r} does not resolve on {error.host} ({error.why})"
+    except ConfigurationError as error:
+        return str(error)
+    answers = [_answer(address, port) for address in addresses[:MOST_ADDRESSES]]
+    if len(addresses) == 1 and addresses[0] == host:
+        return answers[0]
+    return "; ".join(f"{address}: {answer}" for address, answer in zip(addresses, answers, strict=False))
+
+
+def _answer(address: str, port: int) -> str:
+    try:
+        with socket.socket(family_of(address)) as probe:
+            probe.settimeout(CONNECT_TIMEOUT)
+            probe.connect((address, port))
+            ours, theirs = probe.getsockname(), probe.getpeername()
+            leave_quietly(probe)
+    except TimeoutError:
+        return "that host sends no answer: it is off, or a firewall drops what is sent to this port"
+    except ConnectionRefusedError:
+        return "no process listens at that port (connection refused)"
+    except OSError as error:
+        if error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EACCES, errno.EPERM):
+            return f"there is no way to that host, or a firewall refuses it ({os.strerror(error.errno).lower()})"
+        return str(error.strerror or error).lower()
+    if ours == theirs:  # a free port that the system has given to this very connection
+        return "no process listens at that port"
+    return "a process takes connections there, but does not answer: it is busy, or it is no node of this cluster"

@@ -10,8 +10,7 @@ import zmq
 
 from zmqps.core.protocol.wire import MAX_FRAME_NBYTES, MAX_HEADER_NBYTES
 from zmqps.errors import AddressInUseError, ConfigurationError
-from zmqps.net.system.addresses import places, split, usable_addresses
-from zmqps.net.system.ports import owner_of
+from zmqps.net.system.addresses import owner_of, places, split, usable_addresses
 
 #: A connection whose host has confirmed nothing for this many seconds ends; its opener reconnects sooner.
 DEAD_S = 60.0

@@ -1,4 +1,4 @@
-"""What the driver requires of a transport."""
+"""What the driver requires of a transport, and actions that transports put off until all arrivals are processed."""
 
 from __future__ import annotations
 
@@ -76,3 +76,30 @@ class Transport(Protocol):
 
     def close(self, linger: float) -> None:
         """Close everything, giving queued messages ``linger`` seconds to leave."""
+
+
+#: The longest deferral, because others may send endlessly: ZeroMQ serves each in turn, so this peer has been heard.
+HEARD_S = 1.0
+
+
+class PutOff:
+    """Peers with a deferred action; each once, however often it is requested."""
+
+    def __init__(self) -> None:
+        #: When each is due, the earliest first; checked after every drain without a call.
+        self.due: dict[Peer, float] = {}
+
+    def add(self, peer: Peer, now: float) -> None:
+        """Defer an action on a peer."""
+        self.due.setdefault(peer, now + HEARD_S)
+
+    def take(self, now: float, *, all_taken: bool) -> list[Peer]:
+        """Return, and forget, those that need not wait any more."""
+        ready = []
+        for peer, due in self.due.items():
+            if not all_taken and now < due:
+                break
+            ready.append(peer)
+        for peer in ready:
+            del self.due[peer]
+        return ready

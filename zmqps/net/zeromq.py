@@ -13,7 +13,7 @@ from typing import Any
 import zmq
 
 from zmqps.core.protocol.events import Disconnected, Peer, Reader, Unreachable
-from zmqps.core.protocol.limits import MAX_BACKLOG_NBYTES
+from zmqps.core.protocol.message import MAX_BACKLOG_NBYTES
 from zmqps.core.protocol.security.roles import KeyHolder, shut_out
 from zmqps.core.protocol.wire import MAX_FRAME_NBYTES, MAX_FRAMES, MAX_STRANGE_HEADER_NBYTES
 from zmqps.keys.curve import CONTESTED_S, LAST_WORD_S, TAKEN, Gate
@@ -22,10 +22,9 @@ from zmqps.net.backlog import LOOK_NBYTES, MARK_NBYTES, STUCK_S, Backlog, Backlo
 from zmqps.net.connections import origin_of
 from zmqps.net.dealer import Dealers
 from zmqps.net.door import MAX_RETURNING, MAX_UNREAD_NBYTES, PATIENCE_S, TOO_MUCH, Door
-from zmqps.net.putoff import PutOff
 from zmqps.net.sockets import SideDoor, bind_socket, descriptor_of, new_router
 from zmqps.net.system.memory import RESERVE_S, Reserve, keep_freed_memory
-from zmqps.net.transport import INBOUND, Deliver, Noticed
+from zmqps.net.transport import INBOUND, Deliver, Noticed, PutOff
 
 #: Messages before timers and other callbacks of the loop get their turn, and seconds: new pages can take long.
 BATCH, BATCH_S = 256, 0.1

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
 
 import numpy as np
 
-from zmqps.checkpoint.tables.rows import VALUES, RowFiles, Slots
+from zmqps.checkpoint.rows import VALUES, RowFiles, Slots
 from zmqps.errors import CheckpointMismatchError, UnknownParameterError
 from zmqps.optim.rows import kernel_of_table
 from zmqps.rows.hashing import NUM_BUCKETS, buckets_of

@@ -25,8 +25,7 @@ from zmqps.metrics.endpoint import Source
 from zmqps.net import loops
 from zmqps.net.driver import Driver, run_node
 from zmqps.net.identity import check_bind, new_identity, read_job_secret
-from zmqps.net.system.available import available_nbytes
-from zmqps.net.system.memory import spare_the_collector
+from zmqps.net.system.memory import available_nbytes, spare_the_collector
 from zmqps.net.zeromq import ZmqTransport
 from zmqps.nodes.checkpoints import CheckpointStore
 from zmqps.nodes.endkey import kept, new_end_key, offer_end_key
@@ -41,7 +40,7 @@ from zmqps.settings.kinds import cadence
 from zmqps.sinks.choose import check_texts, open_sinks
 from zmqps.sinks.feed import Feeds
 from zmqps.trace.switch import Switch
-from zmqps.web.place import WebPlace
+from zmqps.web.server import WebPlace
 
 DEFAULT_PORT = 5570
 

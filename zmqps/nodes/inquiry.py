@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from zmqps import checks
-from zmqps.core.node.asking import RepeatedQuestion
-from zmqps.core.node.inquiry import Inquiry
+from zmqps.core.node.inquiry import Inquiry, RepeatedQuestion
 from zmqps.core.protocol.endpoints import check_endpoint
 from zmqps.core.protocol.messages import Checkpoint, Checkpointed, Drain, EndJob, Examine, Exited, Scale, Watch
 from zmqps.core.protocol.messages.hello import MAX_JOB_NAME_CHARS, MAX_NAME_CHARS
@@ -21,9 +20,9 @@ from zmqps.core.protocol.security.keys import KEY_NBYTES
 from zmqps.errors import DeadlineError
 from zmqps.keys.keyring import Keys
 from zmqps.net import loops
-from zmqps.net.deadlines import Deadline
 from zmqps.net.driver import Driver
 from zmqps.net.identity import read_job_secret
+from zmqps.net.loops import Deadline
 from zmqps.net.zeromq import ZmqTransport
 from zmqps.nodes.endkey import find_end_key
 

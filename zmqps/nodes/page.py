@@ -24,8 +24,7 @@ from zmqps.net.system.host import host_tag
 from zmqps.nodes.journal import PAGE
 from zmqps.page.app import serving, url_of
 from zmqps.page.feed import asking
-from zmqps.web.place import WebPlace, url
-from zmqps.web.server import listen
+from zmqps.web.server import WebPlace, listen, url
 
 TOKEN_NBYTES = 32
 #: What errors call it.

@@ -9,7 +9,7 @@ from typing import Any
 
 from zmqps.checkpoint.storage import Bytes
 from zmqps.core.protocol.messages import FileAnswer
-from zmqps.core.server.relay import FileRequest
+from zmqps.core.server.saves import FileRequest
 from zmqps.errors import CheckpointStorageError
 
 #: What a path begins with that is one of the coordinator's host.

@@ -25,15 +25,15 @@ from zmqps.core.protocol.encoding import check_for_values
 from zmqps.core.protocol.endpoints import check_endpoint
 from zmqps.core.protocol.messages.large import decode_but_assign
 from zmqps.core.protocol.wire import data_header_nbytes
-from zmqps.core.server.admission import Room, admit, required_nbytes
+from zmqps.core.server.builds import Room, admit, required_nbytes
 from zmqps.core.server.dense.aggregate import mean_in_passes
-from zmqps.core.server.dense.beside import Beside, beside_nbytes
+from zmqps.core.server.dense.buffers import Beside, beside_nbytes
 from zmqps.core.server.dense.memory import HostMemory, Memory
 from zmqps.core.server.dense.rules import UpdateKernel
 from zmqps.core.server.dense.stale import copies_nbytes, treated
 from zmqps.core.server.extensions import ServerMachine
 from zmqps.core.server.measured import measured
-from zmqps.core.server.relay import FileRequest
+from zmqps.core.server.saves import FileRequest
 from zmqps.core.server.shard import Shard
 from zmqps.core.server.tables.rows import capacity_nbytes, make_rows, rows_in
 from zmqps.core.treatments import make_treatment
@@ -47,8 +47,7 @@ from zmqps.net.driver import Driver, run_node
 from zmqps.net.identity import check_bind, new_identity, read_job_secret
 from zmqps.net.lane.shm import LaneTransport
 from zmqps.net.routes import new_local_endpoint
-from zmqps.net.system.available import available_nbytes, total_nbytes
-from zmqps.net.system.memory import FreedMemory, spare_the_collector
+from zmqps.net.system.memory import FreedMemory, available_nbytes, spare_the_collector, total_nbytes
 from zmqps.net.zeromq import ZmqTransport
 from zmqps.nodes.apply import ApplyThreads
 from zmqps.nodes.checkpoints import ShardFiles
@@ -65,7 +64,7 @@ from zmqps.rows.store import RowStore
 from zmqps.settings.server import ServerSettings
 from zmqps.trace.doors import DOORS
 from zmqps.trace.switch import Switch
-from zmqps.web.place import WebPlace
+from zmqps.web.server import WebPlace
 
 #: Tables that have no capacity leave so much of the host's memory free.
 SPARE_NBYTES = 1 << 30

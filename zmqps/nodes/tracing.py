@@ -8,8 +8,7 @@ from pathlib import Path
 
 from zmqps import checks
 from zmqps.core.node.inquiry import Inquiry
-from zmqps.core.node.tracer import TraceKey, Tracer
-from zmqps.core.node.tracing import LONGEST_S, MAX_RING_NBYTES
+from zmqps.core.node.tracing import LONGEST_S, MAX_RING_NBYTES, TraceKey, Tracer
 from zmqps.core.protocol.endpoints import check_endpoint
 from zmqps.core.protocol.messages.hello import MAX_JOB_NAME_CHARS
 from zmqps.core.protocol.messages.tracing import TraceState
@@ -18,8 +17,8 @@ from zmqps.keys.keyring import Keys
 from zmqps.net.identity import read_job_secret
 from zmqps.nodes.endkey import find_end_key
 from zmqps.nodes.inquiry import ask, run_blocking
-from zmqps.trace.live import assemble
 from zmqps.trace.merge import Trace
+from zmqps.trace.ring import assemble
 
 #: For this long nodes record, and into this many bytes each: some 110,000 spans, seconds of many small messages.
 SECONDS = 10.0

@@ -18,7 +18,7 @@ from .spec import Rule
 
 
 class Chunks(Protocol):
-    """Where values and slots lie on a device (`zmqps.gpu.chunks.Chunks`)."""
+    """Where values and slots lie on a device (`zmqps.gpu.rows.Chunks`)."""
 
     @property
     def addresses(self) -> Any:

@@ -6,16 +6,169 @@ import asyncio
 import gzip
 import json
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
+from zmqps.core.protocol.figures import BOUNDS
 from zmqps.core.protocol.messages import Watch
 from zmqps.errors import DeadlineError
 from zmqps.net.loops import ask_loop
-from zmqps.page.kept import SPANS, Kept
-from zmqps.page.seen import MOST_EVENTS, seen
+
+#: Seconds that one may look back -> seconds that a point covers, of a tier of the coordinator's history.
+SPANS = {300: 1.0, 3600: 10.0, 86400: 120.0, 604800: 1800.0}
+#: No tier has more points.
+POINTS = 720
+#: Points of all series, which makes 1 MB; where there are more series, each point covers more time.
+MOST_POINTS = 20_000
+#: Digits of a number in a series: more than a plot has pixels, and half the bytes.
+DIGITS = 6
+#: A member that is slow to tell, or a coordinator to answer, comes so late at most.
+LATE_S = 5.0
+
+Key = tuple[str, str, str, str]
+
+
+class Kept:
+    """All series over one of the spans, as JSON.
+
+    Parameters
+    ----------
+    span
+        One of `SPANS`.
+    """
+
+    def __init__(self, span: int) -> None:
+        self.span = span
+        self.every = SPANS[span]
+        self._series: dict[Key, tuple[str, deque[tuple[float, str]]]] = {}  # its description, and its points
+        self._asked_at = float("-inf")  # by the clock of the caller
+        self._began = 0  # jobs: what their names had before is of others
+
+    def question(self, now: float) -> Watch:
+        """Return what to ask the coordinator: all at first, then what may be new since the last answer."""
+        since = now - self._asked_at + 2 * self.every + LATE_S
+        self._asked_at = now
+        return Watch(0, min(float(self.span), since), POINTS, self.every, "", "")
+
+    def forget(self) -> None:
+        """Ask for all next time: an answer has not come."""
+        self._asked_at = float("-inf")
+
+    def take(self, asked: Watch, now: float, began: int, series: Sequence[Mapping[str, Any]]) -> None:
+        """Put an answer to what there is; ``now`` is the coordinator's time, ``began`` how many jobs have begun."""
+        if began != self._began:
+            self._began = began
+            if asked.span < self.span:
+                return self.forget()
+        oldest = now - self.span
+        before, self._series = self._series, {}
+        for one in series:
+            key = (one["job"], one["node"], one["name"], one["kind"])
+            points = before[key][1] if key in before else deque[tuple[float, str]]()
+            while points and one["points"] and points[-1][0] >= one["points"][0][0]:  # sent again
+                points.pop()
+            points.extend((point[0], encoded(point)) for point in one["points"])
+            while points and points[0][0] < oldest:
+                points.popleft()
+            head = {name: one[name] for name in ("job", "node", "name", "kind", "every")}
+            self._series[key] = json.dumps(head)[:-1], points
+        coarser = [every for every in SPANS.values() if len(self._series) * self.span <= MOST_POINTS * every]
+        every = max(SPANS[self.span], min(coarser, default=max(SPANS.values())))
+        if every != self.every:  # there are more series than there were, or fewer
+            self.every = every
+            self._series.clear()
+            self.forget()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether there is anything to show; if not, all has to be asked for."""
+        return self._asked_at != float("-inf")
+
+    def texts(self) -> list[str]:
+        """Return the series as JSON."""
+        return [
+            f'{head}, "points": [{", ".join([text for _, text in points])}]}}' for head, points in self._series.values()
+        ]
+
+
+def encoded(point: Sequence[float | None]) -> str:
+    """Return a point as JSON, with fewer digits; its time and its step stay as they are."""
+    at, *values, step = point
+    return json.dumps([at, *(None if value is None else float(f"{value:.{DIGITS}g}") for value in values), step])
+
+
+#: Of what has happened, the last.
+MOST_EVENTS = 200
+#: Of a cluster with more nodes the page shows only this many: a longer table is not read to its end.
+MOST_MEMBERS = 256
+#: How many jobs, and of each how many shards.
+MOST_JOBS, MOST_SHARDS = 64, 256
+
+_CLUSTER = ("state", "endpoint", "host", "uptime_s", "servers")
+_JOB = ("state", "mode", "workers", "lost", "idle")
+_STEPS = ("step", "arrived", "aggregate", "dropped", "waiting", "since_s")
+_SPEC = ("parameters", "nbytes", "staleness")
+_SHARD = ("shard", "nbytes", "share", "parameters", "first", "last", "buckets")
+_MEMBER = ("role", "rank", "name", "host", "pid", "job", "silent_s")
+_COUNTERS = ("doing", "pushes", "clock", "version", "arena_nbytes", "device", *BOUNDS)
+_GONE = ("role", "rank", "name", "host", "job", "how", "ago_s")
+_CHECKPOINT = ("version", "ago_s", "seconds")
+
+
+def seen(view: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the page shows of a view besides the series, sharing nothing with what the coordinator changes."""
+    status = view["status"]
+    jobs = dict(list(status["jobs"].items())[:MOST_JOBS])
+    left_out = [str(text) for text in status["left_out"]]
+    for what, number, most in (
+        ("jobs", len(status["jobs"]), MOST_JOBS),
+        ("nodes", len(status["members"]), MOST_MEMBERS),
+    ):
+        left_out += [f"{number - most} of {number} {what}"] if number > most else []
+    return {
+        "now": view["now"],
+        **_some(status, _CLUSTER),
+        "waiting": [str(text) for text in status["waiting"]],
+        "left_out": left_out,
+        "jobs": {name: _job(run) for name, run in jobs.items()},
+        "ended": [_some(entry, ("job", "how", "ago_s")) for entry in status["ended"][:MOST_JOBS]],
+        "members": [_member(member) for member in status["members"][:MOST_MEMBERS]],
+        "gone": [_some(member, _GONE) for member in status["gone"][:MOST_MEMBERS]],
+        "waits": [dict(wait) for wait in view["waits"]],
+        "awaited_s": {name: dict(awaited) for name, awaited in view["awaited_s"].items()},
+        "slowest": {name: dict(slowest) for name, slowest in view["slowest"].items()},
+        "events": [dict(event) for event in view["events"][-MOST_EVENTS:]],
+        "bounds": {name: list(bounds) for name, bounds in BOUNDS.items()},
+    }
+
+
+def _job(run: Mapping[str, Any]) -> dict[str, Any]:
+    spec = run["job"]
+    placement = spec.get("placement", ())
+    return {
+        **_some(run, _JOB),
+        "waiting": [str(text) for text in run["waiting"]],
+        "steps": _some(run["steps"], _STEPS),
+        **_some(spec, _SPEC),
+        "optimizer": str(spec.get("optimizer", {}).get("name", "")),
+        "placement": [_some(row, _SHARD) for row in placement[:MOST_SHARDS]],
+        "num_shards": len(placement),
+        "copies": [dict(copy) for copy in run["copies"][: 3 * MOST_SHARDS]],
+        "checkpoint": _some(run["checkpoint"].get("last", {}), _CHECKPOINT),
+        "checkpoint_failed": str(run["checkpoint"].get("failed", "")),
+    }
+
+
+def _member(member: Mapping[str, Any]) -> dict[str, Any]:
+    return {**_some(member, _MEMBER), "counters": _some(member["counters"], _COUNTERS)}
+
+
+def _some(facts: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    return {name: facts[name] for name in names if name in facts}
+
 
 #: The coordinator is asked so seldom, which takes it a fiftieth of its time at most.
 LEAST_S = 1.0

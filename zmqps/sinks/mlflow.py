@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from zmqps.errors import ConfigurationError
-from zmqps.sinks.runs import Runs
+from zmqps.sinks.sink import Runs
 
 #: Metrics that one request may have.
 MOST_METRICS = 1000

@@ -13,7 +13,7 @@ from typing import Any
 from zmqps.errors import ConfigurationError
 from zmqps.extras import advice
 from zmqps.files import make_directory
-from zmqps.sinks.runs import Runs
+from zmqps.sinks.sink import Runs
 
 
 class _Run:

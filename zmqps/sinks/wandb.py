@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from zmqps.errors import ConfigurationError
-from zmqps.sinks.runs import Runs
+from zmqps.sinks.sink import Runs
 
 
 class WeightsAndBiases:

@@ -1,8 +1,9 @@
-"""``zmqps top``: the cluster in a terminal, refreshed every second."""
+"""``zmqps top``: the cluster in a terminal, refreshed every second, or as a picture for documents."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -17,9 +18,8 @@ from textual.widgets import DataTable, Footer, Static
 
 from zmqps.errors import PSError, ago, seconds
 from zmqps.top.columns import job_columns, node_columns
-from zmqps.top.model import Model, NodeRow, details, read
+from zmqps.top.model import Model, NodeRow, details, health_sentence, read
 from zmqps.top.source import EVERY_S, Source
-from zmqps.top.words import health_sentence
 
 #: Lines of sentences above the tables, and rows of jobs: the rest of 24 lines is for nodes.
 MOST_SENTENCES, MOST_JOBS = 3, 5
@@ -325,3 +325,33 @@ def health_lines(found: Mapping[str, Any]) -> list[str]:
     if found.get("left_out"):
         lines.append(f"… and {found['left_out']} more, which were quicker")
     return lines
+
+
+#: What Textual writes into its pictures so that they look the same everywhere; ours must download nothing.
+_FONTS = re.compile(r"@font-face\s*\{[^}]*\}\s*")
+
+
+def screenshot(questions: Questions, keys: Sequence[str] = (), columns: int = 80, lines: int = 24) -> str:
+    """Return what a terminal would show as SVG.
+
+    Parameters
+    ----------
+    questions
+        What can be asked of a cluster: `zmqps.cli.top.questions` has those of a running one.
+    keys
+        Pressed before, by Textual's names.
+    columns, lines
+        The size of the terminal.
+    """
+    return asyncio.run(_drawn(questions, keys, columns, lines))
+
+
+async def _drawn(questions: Questions, keys: Sequence[str], columns: int, lines: int) -> str:
+    app = Top(questions, every_s=None)
+    async with app.run_test(size=(columns, lines)) as pilot:
+        await app.refresh_view()
+        for key in keys:
+            await pilot.press(key)
+            await app.workers.wait_for_complete()
+        await pilot.pause()
+        return _FONTS.sub("", app.export_screenshot(title="zmqps top"))

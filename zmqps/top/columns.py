@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from zmqps.errors import ago, num_bytes, seconds
-from zmqps.top.model import JobRow, NodeRow
-from zmqps.top.words import number
+from zmqps.top.model import JobRow, NodeRow, number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

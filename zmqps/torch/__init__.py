@@ -14,8 +14,7 @@ except ModuleNotFoundError as error:
 
 from .data import shard
 from .embedding import Embedding, EmbeddingBag, tables
-from .model import parameters_of
-from .observer import evaluate
+from .model import evaluate, parameters_of
 from .optimizer import Optimizer, training
 from .translate import spec_of
 

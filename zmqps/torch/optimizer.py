@@ -16,8 +16,7 @@ import torch.distributed
 from zmqps import checks
 from zmqps.errors import ConfigurationError
 from zmqps.torch.model import outside_graphs
-from zmqps.torch.options import Options
-from zmqps.torch.trainer import Trainer
+from zmqps.torch.trainer import Options, Trainer
 from zmqps.worker import Worker
 
 #: Options of `zmqps.Worker.init` that are passed on as they are.

@@ -16,9 +16,8 @@ from itertools import chain, pairwise
 import numpy as np
 
 from zmqps.errors import num_bytes, seconds
-from zmqps.trace.intervals import Interval, Intervals, difference, intersection, length, union
 from zmqps.trace.merge import Process, Trace
-from zmqps.trace.phases import OPERATIONS
+from zmqps.trace.phases import OPERATIONS, Interval, Intervals, difference, intersection, length, union
 from zmqps.trace.pushes import PUSHING, Message, followed
 
 #: What may take a step's time, the first ones first.

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from zmqps.core.node.asking import LOOK_S
 from zmqps.core.node.handshake import FIRST_RETRY_S, SLOWEST_RETRY_S
-from zmqps.core.node.inquiry import AGAIN_S, Inquiry
+from zmqps.core.node.inquiry import AGAIN_S, LOOK_S, Inquiry
 from zmqps.core.protocol.events import (
     COORDINATOR,
     Connect,

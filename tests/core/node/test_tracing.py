@@ -7,7 +7,7 @@ from zmqps.core.node.member import Member
 from zmqps.core.node.tracing import AGAIN_S, KEEP_S, LONGEST_S, MAX_RING_NBYTES, REPORT_S, trace
 from zmqps.core.protocol import messages as m
 from zmqps.core.protocol.events import Action
-from zmqps.core.protocol.limits import MAX_BLOB_NBYTES
+from zmqps.core.protocol.message import MAX_BLOB_NBYTES
 from zmqps.core.protocol.messages.tracing import TraceState
 from zmqps.errors import NotJoinedError
 

@@ -6,7 +6,7 @@ import signal
 
 from tests.tables import for_each
 from zmqps.core.protocol import exits
-from zmqps.net.system.children import UNKNOWN
+from zmqps.net.system.signals import UNKNOWN
 
 
 @for_each("code", [exits.OK, exits.IDLE, exits.DRAINED, exits.INTERRUPTED, exits.TERMINATED])

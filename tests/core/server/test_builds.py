@@ -16,8 +16,7 @@ from zmqps.core.job.keyspace import Placement
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.events import Action, Run
 from zmqps.core.protocol.messages import Assign
-from zmqps.core.server.admission import Room
-from zmqps.core.server.builds import Builds, build_error
+from zmqps.core.server.builds import Builds, Room, build_error
 from zmqps.core.server.extensions import begin_from
 from zmqps.core.server.shard import Shard
 from zmqps.core.server.tenant import Tenant

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from zmqps.core.protocol.limits import PUSH_WINDOW
+from zmqps.core.protocol.message import PUSH_WINDOW
 from zmqps.core.server import ledger
 from zmqps.core.server.ledger import TABLE_NBYTES, Ledger, Past
 from zmqps.errors import LedgerError

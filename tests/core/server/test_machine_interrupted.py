@@ -23,7 +23,7 @@ from tests.simulator.jobs.training import ReferenceRules
 from zmqps.core.protocol.events import COORDINATOR
 from zmqps.core.protocol.messages import Ack, Committed, Error, Load, Message
 from zmqps.core.server import ledger, machine
-from zmqps.core.server.dense import aggregate, buffers, part, slices, stale, undo
+from zmqps.core.server.dense import aggregate, buffers, part, rules, slices, stale
 from zmqps.core.server.dense.stale import treated
 from zmqps.core.server.shard import Shard
 from zmqps.core.treatments import Compensate, Drop
@@ -32,7 +32,7 @@ from zmqps.optim import OptimizerSpec, sgd
 
 pytestmark = pytest.mark.repeats
 
-FILES = {module.__file__ for module in (aggregate, buffers, ledger, machine, part, slices, stale, undo)}
+FILES = {module.__file__ for module in (aggregate, buffers, ledger, machine, part, slices, stale, rules)}
 #: All that a push or a commit may be: with values that are still read, kept versions, and gradients that are dropped.
 KINDS = ["async", "read", "treated", "dropped", "sync", "retained"]
 #: Three slices of two parts, one of them in ranges.

@@ -16,7 +16,7 @@ from zmqps.core.job.keyspace import Placement
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol import messages as m
 from zmqps.core.protocol.events import COORDINATOR, Action, Send
-from zmqps.core.server.admission import Room
+from zmqps.core.server.builds import Room
 from zmqps.core.server.shard import Shard
 from zmqps.errors import (
     EvictedError,

@@ -9,7 +9,7 @@ from tests.core.machines import assign, job, make_shard, placement
 from tests.simulator.jobs.training import ReferenceRules
 from tests.tables import for_each
 from zmqps.core.protocol.messages import Pull
-from zmqps.core.server.dense.beside import GRANT_NBYTES, LEAST_NBYTES, Beside
+from zmqps.core.server.dense.buffers import GRANT_NBYTES, LEAST_NBYTES, Beside
 from zmqps.core.server.dense.stale import treated
 from zmqps.core.server.measured import in_all
 from zmqps.core.server.shard import Shard

@@ -11,8 +11,8 @@ from tests.core.worker.test_session import S0, S1, WELCOME, Session, error, valu
 from tests.modes import MODES
 from tests.tables import for_each
 from zmqps.core.protocol import messages as m
+from zmqps.core.protocol.arrays import borrow
 from zmqps.core.protocol.events import COORDINATOR, Action, Connected, Disconnected, Landed, Log, Resolve
-from zmqps.core.protocol.loans import borrow
 from zmqps.core.worker.operations import Advance, Cancelled, Exchange, Finish
 from zmqps.core.worker.pace import Gate
 from zmqps.core.worker.views import Views, ViewTarget

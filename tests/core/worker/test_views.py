@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.tables import for_each
-from zmqps.core.protocol.arrays import scatter
-from zmqps.core.protocol.loans import OwnMemory, borrow, lender_of, received
+from zmqps.core.protocol.arrays import OwnMemory, borrow, lender_of, received, scatter
 from zmqps.core.worker.views import MOST_KEPT, MOST_KEPT_OWN, Views
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from tests.net.lane.test_shm import RING, SERVER, WORKER, Pair, with_pair
 from tests.pace import allow
-from zmqps.core.protocol.loans import lender_of
+from zmqps.core.protocol.arrays import lender_of
 from zmqps.net.lane import arena as arena_module
 from zmqps.net.lane import lending
 from zmqps.net.lane.arena import MIN_NBYTES, ArenaError, Arenas, Description, attach

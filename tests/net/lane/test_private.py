@@ -13,7 +13,7 @@ import numpy as np
 import psutil
 import pytest
 
-from zmqps.core.protocol.loans import Bytes, borrow
+from zmqps.core.protocol.arrays import Bytes, borrow
 from zmqps.net.lane import private
 from zmqps.net.lane.private import MOST_KEPT, Private, PrivateMappings, can_detach
 

@@ -19,9 +19,8 @@ import pytest
 
 import zmqps
 from tests.net.cluster import PATIENCE, Cluster, running
-from zmqps.core.protocol.arrays import GATHER_NBYTES
-from zmqps.core.protocol.loans import lender_of, received
-from zmqps.core.server.dense import beside
+from zmqps.core.protocol.arrays import GATHER_NBYTES, lender_of, received
+from zmqps.core.server.dense import buffers
 from zmqps.net.lane.segment import DIRECTORY
 from zmqps.net.lane.shm import LaneTransport
 from zmqps.net.routes import TRANSPORTS, Route, choose, new_local_endpoint
@@ -252,8 +251,8 @@ def test_one_who_gives_nothing_back_costs_a_server_three_times_its_values_and_no
 
 
 def test_where_a_server_lacks_the_memory_those_who_look_get_copies(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(beside, "LEAST_NBYTES", 0)
-    tight = beside.Beside(SLICE_NBYTES, lambda nbytes: False)
+    monkeypatch.setattr(buffers, "LEAST_NBYTES", 0)
+    tight = buffers.Beside(SLICE_NBYTES, lambda nbytes: False)
     monkeypatch.setattr("zmqps.nodes.server.Beside", lambda admitted, more: tight)
     initial = {name: np.zeros(SLICE, np.float32) for name in "abc"}
     with (

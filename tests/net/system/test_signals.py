@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.tables import for_each
-from zmqps.net.system.children import heed_children
-from zmqps.net.system.signals import answered
+from zmqps.net.system.signals import answered, heed_children
 
 NUMBER = signal.SIGUSR1
 STATUS = Path("/proc/self/status")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.simulation.test_invariants import caught, wrap
-from zmqps.core.protocol.limits import WINDOW_NBYTES
+from zmqps.core.protocol.message import WINDOW_NBYTES
 from zmqps.core.worker.connections.wire import Wire
 
 pytestmark = pytest.mark.repeats

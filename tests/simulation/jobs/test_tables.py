@@ -11,13 +11,12 @@ import pytest
 from tests.simulation.test_invariants import Patch, caught, wrap
 from zmqps.core.server.dense.part import DensePart
 from zmqps.core.server.tables import rows as server_rows
-from zmqps.core.server.tables.row_changes import _Mark
-from zmqps.core.server.tables.row_snapshot import RowSnapshot
+from zmqps.core.server.tables.row_snapshot import RowSnapshot, _Mark
 from zmqps.core.server.tables.rows import Rows
 from zmqps.core.server.tables.table import RowTable
 from zmqps.core.worker.rows import RowParts, RowTarget
 from zmqps.errors import TableFullError
-from zmqps.rows.sketch import Sketch
+from zmqps.rows.hashing import Sketch
 from zmqps.rows.store import RowStore
 
 pytestmark = pytest.mark.repeats

@@ -7,9 +7,8 @@ import pytest
 from tests.simulator.members.hosts import HostGroups
 from tests.simulator.scenarios import SCENARIOS
 from tests.simulator.simulation import SimulationError
-from zmqps.combine.events import ConnectionEnded, Heard, HostAction, HostEvent, Tell
 from zmqps.combine.group import GroupMachine
-from zmqps.combine.messages import Alone, Done
+from zmqps.combine.messages import Alone, ConnectionEnded, Done, Heard, HostAction, HostEvent, Tell
 from zmqps.core.node.awake import AwakeClock
 
 #: Runs among which a defect is noticed at least once.

@@ -11,7 +11,7 @@ from tests.simulator.network import Faults
 from tests.simulator.placement.stores import Disk
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.coordinator.saving.checkpoints import Checkpoints
-from zmqps.core.coordinator.saving.wishes import Wishes
+from zmqps.core.coordinator.saving.making import Wishes
 from zmqps.core.protocol.messages import Ack, Message, Save, Saved
 from zmqps.core.protocol.messages.saving import SaveStage
 

@@ -14,7 +14,7 @@ from zmqps.core.coordinator.saving.checkpoints import Checkpoints
 from zmqps.core.coordinator.saving.making import Chains, Making
 from zmqps.core.protocol.events import Action
 from zmqps.core.server.saves import Saves
-from zmqps.core.server.tables.row_changes import Marks, RowMarks
+from zmqps.core.server.tables.row_snapshot import Marks, RowMarks
 from zmqps.core.server.tables.rows import rows_in
 
 pytestmark = pytest.mark.repeats

@@ -15,7 +15,7 @@ from zmqps.core.coordinator.remembered import restore
 from zmqps.core.coordinator.watching.notes import NoteReceiver
 from zmqps.core.protocol.events import Action
 from zmqps.core.protocol.messages import Note, Noted
-from zmqps.core.worker.notebook import Notebook
+from zmqps.core.worker.notes import Notebook
 from zmqps.core.worker.notes import NoteSender as WorkerNotes
 
 pytestmark = pytest.mark.repeats

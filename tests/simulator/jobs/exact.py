@@ -13,7 +13,7 @@ from zmqps.core.job.keyspace import Placement, Segment
 from zmqps.core.job.norms import scale_to
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.arrays import Array
-from zmqps.core.protocol.fields import Contributor, Part
+from zmqps.core.protocol.message import Contributor, Part
 from zmqps.core.protocol.terms import terms_of
 from zmqps.core.server.dense.slices import SliceState
 from zmqps.core.server.shard import Shard

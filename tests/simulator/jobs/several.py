@@ -13,7 +13,7 @@ from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.events import Received
 from zmqps.core.protocol.messages import Assign, EndJob, Message
 from zmqps.core.protocol.security.guard import proved
-from zmqps.core.server.admission import Room
+from zmqps.core.server.builds import Room
 from zmqps.core.server.machine import ServerKernel
 from zmqps.core.server.shard import Shard
 from zmqps.errors import DeadlineError

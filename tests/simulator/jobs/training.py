@@ -13,7 +13,7 @@ from zmqps.core.job.keyspace import Placement
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.job.tables import TableSpec
 from zmqps.core.protocol.arrays import Array
-from zmqps.core.server.admission import Room
+from zmqps.core.server.builds import Room
 from zmqps.core.server.dense.aggregate import mean_in_passes
 from zmqps.core.server.dense.rules import UpdateKernel
 from zmqps.core.server.dense.stale import treated

@@ -18,34 +18,32 @@ from tests.simulator.members.host_processes import Connection, Group, Process
 from tests.simulator.members.sleepers import LATE_S, slept_s
 from tests.simulator.network import Faults
 from tests.simulator.simulation import Report, SimulationError
-from zmqps.combine.events import (
-    CloseConnection,
-    ConnectionEnded,
-    Fetched,
-    FetchValues,
-    Heard,
-    HostAction,
-    HostEvent,
-    PushRound,
-    RoundPushed,
-    Tell,
-)
 from zmqps.combine.group import GroupMachine
 from zmqps.combine.messages import (
     Alive,
     Alone,
     Away,
+    CloseConnection,
+    ConnectionEnded,
     Done,
     Dropped,
     Failed,
+    Fetched,
+    FetchValues,
     Got,
+    Heard,
     Here,
+    HostAction,
+    HostEvent,
     HostGradients,
     HostMessage,
     HostValues,
     Joined,
     JoinGroup,
     Pushing,
+    PushRound,
+    RoundPushed,
+    Tell,
     Want,
 )
 from zmqps.core.node.awake import LOOK_S, SLACK_S

@@ -14,7 +14,7 @@ from tests.simulator.jobs.training import Training
 from zmqps.core.coordinator.watching.notes import Logged
 from zmqps.core.protocol.messages import Message, Push
 from zmqps.core.worker.extensions import SessionMachine
-from zmqps.core.worker.notebook import Notebook
+from zmqps.core.worker.notes import Notebook
 
 if TYPE_CHECKING:
     from tests.simulator.cluster import SimulatedCluster

@@ -13,9 +13,8 @@ from tests.simulator.simulation import END_KEY, Simulation
 from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.node.inquiry import Inquiry
 from zmqps.core.node.member import Identity
-from zmqps.core.node.tracer import TraceKey, Tracer
-from zmqps.core.node.tracing import NodeTracing, trace
-from zmqps.core.protocol.limits import MAX_BLOB_NBYTES
+from zmqps.core.node.tracing import NodeTracing, TraceKey, Tracer, trace
+from zmqps.core.protocol.message import MAX_BLOB_NBYTES
 from zmqps.core.protocol.messages.tracing import TraceState
 
 S = TypeVar("S")

@@ -20,7 +20,7 @@ from zmqps.core.coordinator.training.steps import commit_of
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol import messages as m
 from zmqps.core.protocol.arrays import Array
-from zmqps.core.protocol.fields import Contributor
+from zmqps.core.protocol.message import Contributor
 from zmqps.core.protocol.plain import unpack
 from zmqps.core.protocol.terms import are_values
 from zmqps.core.server.dense.aggregate import PushId

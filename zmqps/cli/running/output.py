@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, TextIO
 from zmqps.cli.running.streams import make_legible
 from zmqps.errors import Fact, PSError, counted
 from zmqps.folder import Folder
-from zmqps.logs.lines import NAME_WIDTH, Entry, Parts, read_entry
-from zmqps.logs.reading import Levels
+from zmqps.logs.lines import NAME_WIDTH, Entry, Levels, Parts, read_entry
 
 if TYPE_CHECKING:
     from rich.text import Text

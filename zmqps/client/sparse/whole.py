@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from zmqps import checks
 from zmqps.checkpoint.manifest import installed_version
-from zmqps.checkpoint.tables.table_facts import TableFacts
-from zmqps.checkpoint.tables.table_file import TableFile, read_table
+from zmqps.checkpoint.rows import TableFacts
+from zmqps.checkpoint.table_file import TableFile, read_table
 from zmqps.client.sparse.feed import Feed
 from zmqps.client.thread import refuse_in_callback
 from zmqps.core.protocol.arrays import Array

@@ -1,15 +1,34 @@
-"""A node's part in a trace: it records while requested, reports, and returns its recording."""
+"""Traces of a running cluster: a node's part in one, and the client that requests it and fetches the recordings."""
 
 from __future__ import annotations
 
-from typing import Protocol
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from zmqps.core.node.clock import Samples
+from zmqps.core.node.handshake import FIRST_RETRY_S
+from zmqps.core.node.inquiry import LOOK_S, RepeatedQuestion
 from zmqps.core.node.member import Member, MemberPart
-from zmqps.core.protocol.events import COORDINATOR, Action, Send
-from zmqps.core.protocol.limits import MAX_BLOB_NBYTES
-from zmqps.core.protocol.messages import Clock, Fetch, Piece, RecordSpans, SpansRecorded
-from zmqps.core.protocol.messages.tracing import TraceState
+from zmqps.core.protocol import exits
+from zmqps.core.protocol.events import (
+    COORDINATOR,
+    Action,
+    Connected,
+    Exit,
+    Looked,
+    NetworkEvent,
+    Received,
+    Send,
+    Stop,
+    Unreachable,
+)
+from zmqps.core.protocol.message import MAX_BLOB_NBYTES
+from zmqps.core.protocol.messages import Clock, Error, Fetch, Message, Piece, RecordSpans, SpansRecorded, Trace, Tracing
+from zmqps.core.protocol.messages.tracing import TraceAction, TraceState
+from zmqps.core.protocol.security.guard import proved
+from zmqps.errors import DeadlineError, JobError, PSError, from_wire, presented, printable
 
 #: How often a recording node reports: each time it learns the coordinator's clock.
 REPORT_S = 0.25
@@ -194,3 +213,208 @@ class NodeTracing(MemberPart):
             return
         end = self.ends_at if self.state == TraceState.ON else self.ends_at + KEEP_S
         self.due = end if self._heard else min(end, self._report_due)
+
+
+#: Once a trace is over, nodes have this long to report; then their recordings are fetched without the others.
+GRACE_S = 3.0
+#: The most of a node, with the names in its head.
+MAX_NODE_NBYTES = MAX_RING_NBYTES + (1 << 20)
+
+
+@dataclass(frozen=True, slots=True)
+class TraceKey:
+    """The proof that a tracer may ask: the job secret or the end key (empty: keys do), and sixteen random bytes."""
+
+    secret: bytes
+    nonce: bytes
+
+
+class Recordings:
+    """The nodes' recordings, fetched piece by piece: all by incarnation, in hexadecimal digits.
+
+    `data` has the fetched ones, `missing` the reason if one is not; `waiting` is still to be fetched, in order.
+    """
+
+    def __init__(self) -> None:
+        self.data: dict[str, bytearray] = {}
+        self.missing: dict[str, str] = {}
+        self.waiting: list[str] = []
+        self._totals: dict[str, int] = {}
+
+    def add(self, piece: Piece) -> bool:
+        """Add a piece of the next recording; return whether to request more, or another recording."""
+        who = self.waiting[0]
+        data = self.data.setdefault(who, bytearray())
+        if piece.who.hex() != who or piece.offset != len(data):
+            return False  # the answer to a repeated request
+        if self._totals.setdefault(who, piece.total) != piece.total or piece.total > MAX_NODE_NBYTES:
+            self.leave_out("what it has recorded has changed meanwhile, or is too much")
+            return True
+        data += piece.data
+        if len(data) >= piece.total > 0:
+            self.waiting.pop(0)
+        elif not piece.total:
+            self.leave_out("it has recorded nothing")
+        elif not piece.data:
+            self.leave_out("its recording was freed meanwhile")
+        return True
+
+    def leave_out(self, why: str) -> None:
+        """The next recording is not available."""
+        who = self.waiting.pop(0)
+        self.data.pop(who, None)
+        self.missing[who] = why
+
+    def validate(self) -> None:
+        """Assert the invariants."""
+        assert all(len(data) <= MAX_NODE_NBYTES for data in self.data.values())
+        assert self.data.keys().isdisjoint(self.missing)
+
+
+class Tracer(RepeatedQuestion):
+    """One trace: started, awaited, and fetched; or one of these.
+
+    It is started with ``start`` (job, seconds, steps and bytes on each node), unless the existing trace is used;
+    ``stop`` ends it at once; without ``fetch`` it is done as soon as it was started or ended. After ``patience``
+    seconds without an answer the coordinator is considered lost.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        key: TraceKey,
+        start: tuple[str, float, int, int] | None = None,
+        *,
+        stop: bool = False,
+        fetch: bool = True,
+        patience: float = math.inf,
+        progress: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        super().__init__(endpoint)
+        self.patience = patience
+        self.number = 0
+        self.nodes: list[Mapping[str, Any]] = []
+        self.recordings = Recordings()
+        self._key = key
+        self._start = start
+        self._fetches = fetch
+        self._progress = progress
+        self._action = TraceAction.START if start is not None else TraceAction.STOP if stop else TraceAction.LOOK
+        self._request = 1
+        self._over_at: float | None = None
+        self._asked_at: float | None = None  # when the pending question was first sent
+
+    @property
+    def title(self) -> str:
+        """This client's identity, for errors."""
+        return f"a tracer at {self.endpoint}"
+
+    @property
+    def awaited(self) -> str:
+        """To answer, or to return the recordings."""
+        return "to hand out what was recorded" if self.number else "to answer"
+
+    def handle(self, event: NetworkEvent | Stop, now: float) -> list[Action]:
+        """Process an answer; any other message is ignored."""
+        if isinstance(event, Stop):
+            return self._end(event.reason)
+        if isinstance(event, Connected) and self._due is not None:
+            return self.on_deadline(now)  # the earlier question could not be sent
+        if isinstance(event, Looked):
+            self.why = printable(event.why)
+            return []
+        if isinstance(event, Unreachable):
+            self.error = event.error
+            return self._end(str(event.error), exits.FAILED)
+        message = event.message if isinstance(event, Received) else None
+        if message is None or self._due is None or getattr(message, "request", 0) != self._request:
+            return []
+        self._look_due = None
+        if isinstance(message, Error):
+            return self._refused(from_wire(message.code, message.text, message.facts), now)
+        if isinstance(message, Tracing) and not self._is_fetching:
+            return self._told(message, now)
+        if isinstance(message, Piece) and self._is_fetching:
+            return self._fetch_next(now) if self.recordings.add(message) else []
+        return []
+
+    def on_deadline(self, now: float) -> list[Action]:
+        """Repeat the question, or give up a node that has not answered for too long."""
+        self._asked_at = now if self._asked_at is None else self._asked_at
+        if now - self._asked_at < self.patience:
+            return super().on_deadline(now)
+        why = f" ({self.why})" if self.why else ""
+        waited = f"the coordinator at {self.endpoint} {self.awaited}{why}"
+        self.error = DeadlineError(operation="trace", seconds=self.patience, waiting_for=waited)
+        return self._end(str(self.error), exits.FAILED)
+
+    def validate(self) -> None:
+        """Assert the invariants."""
+        super().validate()
+        self.recordings.validate()
+
+    def _next_question(self) -> Message:
+        message: Trace | Fetch
+        if self._is_fetching:
+            who = self.recordings.waiting[0]
+            offset = len(self.recordings.data.get(who, b""))
+            message = Fetch(self._request, self.number, bytes.fromhex(who), offset, self._key.nonce)
+        else:
+            job, seconds, steps, nbytes = self._start or ("", 0.0, 0, 0)
+            message = Trace(self._request, self._action, job, seconds, steps, nbytes, self._key.nonce)
+        return proved(self._key.secret, message)
+
+    def _ask_next(self, now: float, after: float = 0.0) -> list[Action]:
+        """Ask the next question, later or at once."""
+        self._request += 1
+        self._retry_s = FIRST_RETRY_S
+        self._asked_at, self._look_due = None, now + after + LOOK_S
+        if after:
+            self._due = now + after
+            return []
+        return self.on_deadline(now)
+
+    def _told(self, message: Tracing, now: float) -> list[Action]:
+        nodes = presented(message.nodes).get("nodes", [])
+        self.nodes = [node for node in nodes if isinstance(node, dict) and _is_hex(node.get("who"))]
+        if message.state == TraceState.NONE or (self.number and message.number != self.number):
+            self.error = JobError("no trace is there, or not any more; zmqps trace start begins one")
+            return self._end(str(self.error), exits.FAILED)
+        self.number = message.number
+        if not self._fetches:
+            return self._end("answered")
+        self._action = TraceAction.LOOK
+        if message.state != TraceState.OFF:
+            self._progress(f"recording on {len(self.nodes)} nodes, {message.left:.0f} s more")
+            return self._ask_next(now, REPORT_S)
+        if self._over_at is None:
+            self._over_at = now
+        late = [str(node["who"]) for node in self.nodes if node.get("state") != TraceState.OFF]
+        if late and now < self._over_at + GRACE_S:
+            return self._ask_next(now, REPORT_S)
+        self.recordings.missing |= dict.fromkeys(late, "it has not said that it has recorded anything")
+        self.recordings.waiting = [str(node["who"]) for node in self.nodes if node.get("state") == TraceState.OFF]
+        return self._fetch_next(now)
+
+    @property
+    def _is_fetching(self) -> bool:
+        return bool(self.recordings.waiting)
+
+    def _fetch_next(self, now: float) -> list[Action]:
+        return self._ask_next(now) if self._is_fetching else self._end("fetched")
+
+    def _refused(self, error: PSError, now: float) -> list[Action]:
+        if self._is_fetching and isinstance(error, JobError):
+            self.recordings.leave_out(str(error))
+            return self._fetch_next(now)
+        self.error = error
+        return self._end(str(error), exits.FAILED)
+
+    def _end(self, reason: str, code: int = exits.OK) -> list[Action]:
+        self._due = None
+        return [Exit(code, reason)]
+
+
+def _is_hex(text: Any) -> bool:
+    """Whether this is an incarnation, in the form of reports about nodes."""
+    return isinstance(text, str) and len(text) == 32 and all(character in "0123456789abcdef" for character in text)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, field
 from typing import Any, Protocol
 
-from zmqps.core.protocol.immutable import Immutable, immutable
+from zmqps.core.protocol.message import Immutable, immutable
 from zmqps.core.protocol.messages import Message
 from zmqps.core.protocol.security.roles import KeyHolder
 from zmqps.errors import PSError

@@ -13,8 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
-from zmqps.core.protocol.immutable import immutable
-from zmqps.core.protocol.message import Message
+from zmqps.core.protocol.message import Message, immutable
 
 if TYPE_CHECKING:
     from zmqps.core.protocol.message import U32, U64, Seconds, Terms

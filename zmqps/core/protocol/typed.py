@@ -12,8 +12,7 @@ from typing import Annotated, Any, TypeAlias
 from msgspec import Meta, Raw
 from msgspec.msgpack import Decoder, Encoder
 
-from zmqps.core.protocol.fields import Part
-from zmqps.core.protocol.limits import INCARNATION_NBYTES, MAX_TEXT_CHARS
+from zmqps.core.protocol.message import INCARNATION_NBYTES, MAX_TEXT_CHARS, Part
 
 _U8: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 8) - 1)]
 _U32: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]

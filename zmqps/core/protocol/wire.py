@@ -25,7 +25,7 @@ import msgpack  # type: ignore[import-untyped]
 import numpy as np
 
 from zmqps.core.protocol import messages as m
-from zmqps.core.protocol.limits import (
+from zmqps.core.protocol.message import (
     INCARNATION_NBYTES,
     MAX_BLOB_NBYTES,
     MAX_FACT_CHARS,

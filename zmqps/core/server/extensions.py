@@ -11,17 +11,15 @@ from zmqps.core.job.spec import JobSpec
 from zmqps.core.node.member import Identity
 from zmqps.core.protocol import messages as m
 from zmqps.core.protocol.events import Action, Connected, Stop
-from zmqps.core.server.admission import Room
-from zmqps.core.server.builds import Builds
+from zmqps.core.server.builds import Builds, Room
 from zmqps.core.server.clients import Client
 from zmqps.core.server.leaving import Leaving
 from zmqps.core.server.machine import ServerKernel
 from zmqps.core.server.measured import in_all
 from zmqps.core.server.orders import Orders
 from zmqps.core.server.recut import await_parents, cut
-from zmqps.core.server.relay import FileRelay, FileRequest
 from zmqps.core.server.replicas.replication import ReplicaStreams
-from zmqps.core.server.saves import Files, Saves, Saving, restore
+from zmqps.core.server.saves import FileRelay, FileRequest, Files, Saves, Saving, restore
 from zmqps.core.server.shard import Shard
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Any
 
-from zmqps.core.protocol.limits import PUSH_WINDOW
+from zmqps.core.protocol.message import PUSH_WINDOW
 from zmqps.errors import LedgerError
 
 #: This many are stored one by one, …

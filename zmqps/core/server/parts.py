@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from zmqps.codecs import Codec
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.events import Reader
-from zmqps.core.protocol.fields import Contributor
+from zmqps.core.protocol.message import Contributor
 from zmqps.core.protocol.messages import Message, Pull, PullRows, Push, PushRows, ScanRows
 from zmqps.core.server.clients import Client
 from zmqps.core.server.dense.rules import Timing

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from zmqps.core.job.keyspace import Placement
-from zmqps.core.protocol.fields import Contributor
+from zmqps.core.protocol.message import Contributor
 from zmqps.core.protocol.messages import Message
-from zmqps.core.server.dense.beside import Beside
+from zmqps.core.server.dense.buffers import Beside
 from zmqps.core.server.dense.memory import HostMemory, Memory
 from zmqps.core.server.dense.part import DensePart
 from zmqps.core.server.dense.rules import Rules

@@ -14,8 +14,7 @@ from zmqps.core.worker.early import Early
 from zmqps.core.worker.layout.moves import ReplayGradients, ShardMoves
 from zmqps.core.worker.layout.recuts import SessionRecuts
 from zmqps.core.worker.layout.rollbacks import Rollbacks
-from zmqps.core.worker.notebook import Notebook
-from zmqps.core.worker.notes import NoteSender
+from zmqps.core.worker.notes import Notebook, NoteSender
 from zmqps.core.worker.operations import Operation
 from zmqps.core.worker.ranges import TakeRange
 from zmqps.core.worker.rows import RowCargo, row_message

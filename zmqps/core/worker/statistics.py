@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from zmqps.core.node.histogram import Histogram, tallied
+from zmqps.core.node.measured import Histogram, tallied
 from zmqps.core.protocol.figures import BOUNDS
 from zmqps.core.treatments import Treatment, make_treatment
 from zmqps.core.worker.connections.wire import WireSpeed

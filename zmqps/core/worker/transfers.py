@@ -12,7 +12,7 @@ from zmqps.core.node.member import GONE
 from zmqps.core.protocol import messages as m
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.events import COORDINATOR, Action, Landed, Log, Peer, Send
-from zmqps.core.protocol.limits import MAX_FACT_CHARS
+from zmqps.core.protocol.message import MAX_FACT_CHARS
 from zmqps.core.protocol.wire import MAX_FRAMES
 from zmqps.core.worker.connections.link import SHORT_S, Link
 from zmqps.core.worker.connections.links import Links

@@ -13,8 +13,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from zmqps.core.protocol.arrays import Array, scatter
-from zmqps.core.protocol.loans import Borrowed, Bytes, CopyOnWrite, OwnMemory, borrow, lender_of, received
+from zmqps.core.protocol.arrays import (
+    Array,
+    Borrowed,
+    Bytes,
+    CopyOnWrite,
+    OwnMemory,
+    borrow,
+    lender_of,
+    received,
+    scatter,
+)
 from zmqps.core.worker.transfer import Cargo, Target
 
 if TYPE_CHECKING:

@@ -22,8 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from zmqps.core.protocol.arrays import Array
-from zmqps.core.protocol.loans import Bytes
+from zmqps.core.protocol.arrays import Array, Bytes
 from zmqps.files import read_kernel
 from zmqps.net.lane.private import PrivateMappings
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from zmqps.core.protocol.loans import Bytes, Loan, borrow
+from zmqps.core.protocol.arrays import Bytes, Loan, borrow
 from zmqps.net.lane.arena import Arena, ArenaError, Attached, Description, attach
 from zmqps.net.lane.private import Private
 from zmqps.net.lane.ring import Counter64, RingError

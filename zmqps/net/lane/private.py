@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from zmqps.core.protocol.loans import OwnMemory
+from zmqps.core.protocol.arrays import OwnMemory
 
 _POPULATE_WRITE = 23  # Linux 5.14: copies each page that is still the file's; `mmap` lacks it
 #: Mappings without arrays that are kept for the next values, of each memory: one is in use, one is about to be.

@@ -17,9 +17,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from zmqps.core.protocol.arrays import Bytes
 from zmqps.core.protocol.events import COORDINATOR, Peer, Reader
-from zmqps.core.protocol.limits import WINDOW_NBYTES
-from zmqps.core.protocol.loans import Bytes
+from zmqps.core.protocol.message import WINDOW_NBYTES
 from zmqps.core.protocol.security.roles import KeyHolder
 from zmqps.errors import ConfigurationError
 from zmqps.net.lane.arena import Arenas

@@ -105,7 +105,7 @@ class Dialer:
 
     def _search(self) -> None:
         found = ""
-        with contextlib.suppress(UnresolvedNameError):  # `zmqps.net.reach` reports the reason
+        with contextlib.suppress(UnresolvedNameError):  # `zmqps.net.routes` reports the reason
             found = self._find(self.endpoint, self.found)
         with contextlib.suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(self._take, found)

@@ -1,4 +1,4 @@
-"""Signals in our processes: a signal that the parent ignores stays ignored, and a script's handler is still called.
+"""Signals in our processes: an ignored one stays ignored, a script's handler is still called, children's ends are seen.
 
 ``nohup`` starts a process with SIGHUP ignored, and a shell without job control starts background processes with SIGINT
 ignored. A handler of zmqps would undo that.
@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import functools
 import signal
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -63,3 +64,24 @@ def _is_of_a_script(handler: Any) -> bool:
         return False
     bound = handler.func if isinstance(handler, functools.partial) else handler
     return not isinstance(getattr(bound, "__self__", None), asyncio.Runner)
+
+
+#: Used if another part of the program has taken an exit code: no process exits with it.
+UNKNOWN = 256
+
+
+def heed_children() -> None:
+    """Undo an ignored SIGCHLD, which is inherited; call this before a child is started.
+
+    If it is ignored the kernel forgets the exit codes, and each child seems to have ended well.
+    """
+    if signal.getsignal(signal.SIGCHLD) is not signal.SIG_IGN:
+        return
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        return
+    import ctypes  # Python sets signals only in the main thread
+
+    libc = ctypes.CDLL(None)
+    libc.signal.argtypes, libc.signal.restype = (ctypes.c_int, ctypes.c_void_p), ctypes.c_void_p
+    libc.signal(signal.SIGCHLD, None)

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import Any
 
-from zmqps.core.protocol.limits import MAX_TEXT_CHARS
+from zmqps.core.protocol.message import MAX_TEXT_CHARS
 from zmqps.core.protocol.messages.watching import MAX_STACKS_NBYTES
 
 #: Frames shown per thread, the innermost ones, and threads.

@@ -9,8 +9,7 @@ from tests.core.machines import Coordinator, error_of, errors, job, logged, peer
 from tests.modes import MODES
 from tests.tables import for_each
 from zmqps.core.coordinator.saving.checkpoints import AGAIN_S, HOLD_S, STUCK_S
-from zmqps.core.coordinator.saving.making import Storing
-from zmqps.core.coordinator.saving.wishes import BURST, EVERY_S, MAX_WAITING
+from zmqps.core.coordinator.saving.making import BURST, EVERY_S, MAX_WAITING, Storing
 from zmqps.core.protocol import messages as m
 from zmqps.core.protocol.events import Action, Returned, Run
 from zmqps.core.protocol.messages.saving import SaveStage

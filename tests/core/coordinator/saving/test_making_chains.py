@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.checkpoint.tables.test_rows import spec_of
+from tests.checkpoint.test_rows import spec_of
 from tests.core.coordinator.saving.test_checkpoints import SERVERS, Cluster
 from tests.core.machines import logged, peer, sent
 from tests.tables import for_each

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tests.tables import for_each
 from zmqps.core.coordinator.training.steps import Numbers
-from zmqps.core.protocol.limits import OPEN_STEPS
+from zmqps.core.protocol.message import OPEN_STEPS
 
 
 def history(*sets: tuple[int, int, Sequence[float]]) -> Numbers:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.tables import for_each
 from zmqps.core.job.keyspace import Segment, Slice
-from zmqps.core.protocol.loans import borrow
+from zmqps.core.protocol.arrays import borrow
 from zmqps.core.protocol.terms import SET, SET_TO_MEAN
 from zmqps.core.server.dense.aggregate import (
     GRADIENT,

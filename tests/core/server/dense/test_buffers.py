@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tests.core.machines import job, make_shard, placement
-from zmqps.core.protocol.loans import Loan
+from zmqps.core.protocol.arrays import Loan
 from zmqps.core.server.shard import Shard
 
 

@@ -15,7 +15,7 @@ from zmqps.core.job.spec import JobSpec, Parameter
 from zmqps.core.protocol.events import COORDINATOR, Received, Returned, Run, Send
 from zmqps.core.protocol.messages import PROTOCOL_VERSION, Ack, Departed, Hello, Leave, Load, Pull, Push, Values
 from zmqps.core.protocol.security.keys import LOADER, ticket_of
-from zmqps.core.server.admission import Room
+from zmqps.core.server.builds import Room
 from zmqps.core.server.dense.stale import treated
 from zmqps.core.server.extensions import ServerMachine
 from zmqps.core.server.shard import Shard

@@ -14,7 +14,7 @@ from tests.tables import for_each
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import Parameter
 from zmqps.core.protocol.arrays import Array
-from zmqps.core.protocol.limits import OPEN_STEPS
+from zmqps.core.protocol.message import OPEN_STEPS
 from zmqps.core.protocol.terms import SET
 from zmqps.core.server.dense import aggregate
 from zmqps.core.server.ledger import Result

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.tables import for_each
-from zmqps.core.protocol.loans import borrow
+from zmqps.core.protocol.arrays import borrow
 from zmqps.core.server.ledger import Ledger
 from zmqps.core.server.replicas.records import LEDGER_PUSHES, ledgers_of, owned, remember
 from zmqps.errors import ProtocolError

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.core.server.tables.test_row_changes import RowChanges
+from tests.core.server.tables.test_row_snapshot_row_changes import RowChanges
 from tests.core.server.tables.test_table import DIM, ids, table, touch
 from zmqps.core.server.tables.row_snapshot import RowSnapshot, RowSnapshots
 from zmqps.core.server.tables.table import RowTable
@@ -123,7 +123,7 @@ def test_of_a_save_that_is_not_known_or_of_another_life_all_is_written() -> None
 
 
 def test_where_too_much_has_gone_all_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zmqps.core.server.tables.row_changes.MAX_GONE", 3)
+    monkeypatch.setattr("zmqps.core.server.tables.row_snapshot.MAX_GONE", 3)
     items, changes = table(), RowChanges()
     touch(items, *range(9))
     changes.note(1, 1, 0, [items])

@@ -15,7 +15,7 @@ from zmqps.core.node.handshake import BROKEN_LOOK_S, FIRST_RETRY_S, Handshake
 from zmqps.core.node.handshake import SLOWEST_RETRY_S as SLOWEST_HELLO_S
 from zmqps.core.protocol.encoding import CODING, Coding
 from zmqps.core.protocol.events import Action, Look, Send, server_peer
-from zmqps.core.protocol.limits import PUSH_WINDOW
+from zmqps.core.protocol.message import PUSH_WINDOW
 from zmqps.core.protocol.messages import Ack, Hello, Load, Pull, Push, Values, Welcome, Withdraw
 from zmqps.core.worker import transfer as transfers
 from zmqps.core.worker.connections.link import (

@@ -10,7 +10,7 @@ from tests.core.machines import hello
 from tests.tables import for_each
 from zmqps.core.node.handshake import Handshake
 from zmqps.core.protocol.events import server_peer
-from zmqps.core.protocol.limits import WINDOW_NBYTES
+from zmqps.core.protocol.message import WINDOW_NBYTES
 from zmqps.core.protocol.messages import Welcome
 from zmqps.core.worker.connections.wire import NUM_REQUESTS, NUM_SAMPLES, SAMPLE_NBYTES, Wire, WireSpeed
 

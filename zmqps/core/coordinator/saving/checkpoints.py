@@ -20,6 +20,9 @@ from zmqps.core.coordinator.members.membership import MemberInfo
 from zmqps.core.coordinator.run import JobRun
 from zmqps.core.coordinator.saving.files import Store
 from zmqps.core.coordinator.saving.making import (
+    CLOSED,
+    MAX_WAITING,
+    TORN,
     Cadence,
     Chains,
     Making,
@@ -29,11 +32,6 @@ from zmqps.core.coordinator.saving.making import (
     StoreTask,
     Storing,
     Wish,
-)
-from zmqps.core.coordinator.saving.wishes import (
-    CLOSED,
-    MAX_WAITING,
-    TORN,
     Wishes,
     last_wish,
     try_again,

@@ -18,8 +18,7 @@ from zmqps.core.coordinator.training.waits import Waiter, not_joined
 from zmqps.core.job.norms import scale_to
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.events import Action, Log, Send
-from zmqps.core.protocol.fields import Contributor
-from zmqps.core.protocol.limits import OPEN_STEPS
+from zmqps.core.protocol.message import OPEN_STEPS, Contributor
 from zmqps.core.protocol.messages import Arrive, Commit, Measured, Proceed
 from zmqps.core.protocol.terms import Rates, terms_of
 from zmqps.errors import DeadlineError, counted, listed

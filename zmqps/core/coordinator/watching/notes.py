@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from zmqps.core.coordinator.members.membership import MemberInfo
 from zmqps.core.coordinator.watching.history import History
 from zmqps.core.protocol.events import Action, Notify, Send
-from zmqps.core.protocol.fields import Entry
+from zmqps.core.protocol.message import Entry
 from zmqps.core.protocol.messages import Note, Noted
 from zmqps.core.protocol.messages.notes import MAX_STEP
 from zmqps.errors import ProtocolError

@@ -18,7 +18,7 @@ from zmqps.core.node.member import Identity
 from zmqps.core.node.timers import Wheel
 from zmqps.core.node.tracing import AGAIN_S, KEEP_S, LONGEST_S, MAX_RING_NBYTES, REPORT_S, Nothing, Recorder
 from zmqps.core.protocol.events import Action, Peer, Send
-from zmqps.core.protocol.limits import MAX_BLOB_NBYTES
+from zmqps.core.protocol.message import MAX_BLOB_NBYTES
 from zmqps.core.protocol.messages import Clock, Fetch, Piece, RecordSpans, SpansRecorded, Trace, Tracing
 from zmqps.core.protocol.messages.tracing import TraceAction, TraceState
 from zmqps.core.protocol.security.keys import KEY_NBYTES

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import field
 from typing import TYPE_CHECKING, ClassVar
 
-from zmqps.core.protocol.immutable import immutable
-from zmqps.core.protocol.message import Message
+from zmqps.core.protocol.message import Message, immutable
 
 if TYPE_CHECKING:
     from zmqps.core.protocol.message import U8, U32, U64, Key, Plain, Terms, Text

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from zmqps.core.protocol.immutable import immutable
-from zmqps.core.protocol.message import Message
+from zmqps.core.protocol.message import Message, immutable
 from zmqps.core.protocol.messages import BY_KIND, Assign, Init
 from zmqps.core.protocol.typed import pack
 from zmqps.core.protocol.wire import (

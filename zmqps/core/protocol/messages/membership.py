@@ -6,9 +6,7 @@ from dataclasses import field
 from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar
 
-from zmqps.core.protocol.immutable import immutable
-from zmqps.core.protocol.limits import MAX_FACT_CHARS
-from zmqps.core.protocol.message import Message
+from zmqps.core.protocol.message import MAX_FACT_CHARS, Message, immutable
 
 if TYPE_CHECKING:
     from zmqps.core.protocol.message import (

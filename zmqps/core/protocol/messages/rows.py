@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import field
 from typing import TYPE_CHECKING, ClassVar
 
-from zmqps.core.protocol.immutable import immutable
-from zmqps.core.protocol.message import Message
+from zmqps.core.protocol.message import Message, immutable
 from zmqps.core.protocol.messages.training import Gradients
 
 if TYPE_CHECKING:
-    from zmqps.core.protocol.fields import Part
-    from zmqps.core.protocol.message import U8, U32, U64, Payload, Text, Versions
+    from zmqps.core.protocol.message import U8, U32, U64, Part, Payload, Text, Versions
 
 
 @immutable

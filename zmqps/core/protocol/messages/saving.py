@@ -6,8 +6,7 @@ from dataclasses import field
 from enum import IntEnum
 from typing import TYPE_CHECKING, ClassVar
 
-from zmqps.core.protocol.immutable import immutable
-from zmqps.core.protocol.message import Message
+from zmqps.core.protocol.message import Message, immutable
 
 if TYPE_CHECKING:
     from zmqps.core.protocol.message import U8, U32, U64, Key, Payload, Plain, Seconds, Text

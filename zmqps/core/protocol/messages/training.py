@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import field
 from typing import TYPE_CHECKING, ClassVar
 
-from zmqps.core.protocol.immutable import immutable
-from zmqps.core.protocol.message import Message
+from zmqps.core.protocol.message import Message, immutable
 
 if TYPE_CHECKING:
     from zmqps.core.protocol.message import U8, U32, U64, Parts, Payload, Plain, Terms, Text, Versions
@@ -33,7 +32,7 @@ class Gradients(Message):
     ``reply`` is 1 when the values after the update are wanted (`Values` instead of `Ack`), in ``reply_codec``.
     ``terms`` are those of the update; synchronous ones come with the `Commit`.
     ``checked`` is 1 when the sender has made sure that all of its push is finite: what guards
-    against accidents need not be done twice; 0 lets the server check. With `zmqps.core.protocol.loans.STAYS` gradients
+    against accidents need not be done twice; 0 lets the server check. With `zmqps.core.protocol.arrays.STAYS` gradients
     that the server reads in the sender's memory stay there as they are until the step is over.
     """
 

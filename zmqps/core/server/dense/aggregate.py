@@ -20,9 +20,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from zmqps.core.job.keyspace import Slice
-from zmqps.core.protocol.arrays import Array
-from zmqps.core.protocol.limits import OPEN_STEPS
-from zmqps.core.protocol.loans import lender_of
+from zmqps.core.protocol.arrays import Array, lender_of
+from zmqps.core.protocol.message import OPEN_STEPS
 from zmqps.core.protocol.terms import SET, SET_TO_MEAN
 from zmqps.core.server.dense.memory import GIVE_BACK_NBYTES, HostMemory, Memory
 from zmqps.core.server.dense.slices import Note

@@ -2,7 +2,7 @@
 
 A buffer that is still being read is never written to: an update goes to another one, which takes
 its place. Each slice has a *home* in the shard's arena. Where readers may take as long as they like
-(`zmqps.core.protocol.loans.Loan`) it gets a second place, in an arena of the same shape, and goes back and
+(`zmqps.core.protocol.arrays.Loan`) it gets a second place, in an arena of the same shape, and goes back and
 forth between the two: so neighbours usually stay neighbours, and an array over several slices can
 be read in place. Whatever else is needed comes from a pool of spares. How much all that may be, `Beside` says:
 without the memory for a second arena there is none. A slice returns to its own place
@@ -13,18 +13,92 @@ again when a slow reader has left.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from zmqps.core.job.keyspace import Slice
-from zmqps.core.protocol.arrays import Array
+from zmqps.core.protocol.arrays import Array, Loan
 from zmqps.core.protocol.events import Reader
-from zmqps.core.protocol.loans import Loan
-from zmqps.core.server.dense.beside import Beside
+from zmqps.core.protocol.message import MAX_ALL_BACKLOGS_NBYTES, MAX_BACKLOG_NBYTES
 from zmqps.core.server.dense.memory import GIVE_BACK_NBYTES, Memory
 from zmqps.core.server.dense.slices import Pin, Room, SliceState
+
+#: Asked for at once: to ask takes a look at the host.
+GRANT_NBYTES = 64 << 20
+#: No shard is so small that it has less: a few small values read by many are not worth a look.
+LEAST_NBYTES = 4 << 20
+
+
+def beside_nbytes(values_nbytes: int, num_workers: int) -> int:
+    """Return the bytes to admit besides a shard's values.
+
+    What waits to be sent to that many workers, with the bound that all answers have; that of a worker which copies what
+    it reads in shared memory is a quarter of it.
+    """
+    return min(values_nbytes, num_workers * MAX_BACKLOG_NBYTES, MAX_ALL_BACKLOGS_NBYTES)
+
+
+class Beside:
+    """What a shard may take besides its values.
+
+    A lender adds the bytes to ``read_nbytes``, and asks `may_lend` once that exceeds ``lendable_nbytes``.
+    """
+
+    def __init__(
+        self,
+        admitted_nbytes: int | None = None,  # without asking; None: as much as it likes
+        more: Callable[[int], bool] = lambda nbytes: True,  # asks for more: ``more(nbytes)``, whether it may be had
+    ) -> None:
+        self._more = more
+        self._second_nbytes = 0
+        self._uncounted_nbytes = 0  # to copy before what is read is counted again
+        self.admitted_nbytes = admitted_nbytes or 0
+        self.granted_nbytes = 0
+        self.limit = 1 << 62 if admitted_nbytes is None else max(admitted_nbytes, LEAST_NBYTES)
+        self.read_nbytes = 0  # at most this many are needed for what is being read
+        self.lendable_nbytes = self.limit
+
+    def may_lend(self, nbytes: int, count: Callable[[], int]) -> bool:
+        """Whether others may read the bytes added last in place; ``count`` returns how many are needed now.
+
+        If not, they are taken off again.
+        """
+        if self._uncounted_nbytes >= nbytes:
+            self._uncounted_nbytes -= nbytes
+            self.read_nbytes -= nbytes
+            return False
+        needed = count()
+        if self.fits(needed, nbytes):
+            self.read_nbytes = needed - self._second_nbytes + nbytes
+            return True
+        self.read_nbytes = needed - self._second_nbytes
+        self._uncounted_nbytes = self.limit // 8  # to count takes time that grows with the slices
+        return False
+
+    def may_double(self, nbytes: int) -> bool:
+        """Whether a second arena of that many bytes is allowed, whatever is read of either."""
+        return self.fits(self.read_nbytes + self._second_nbytes, nbytes)
+
+    def doubled(self, nbytes: int) -> None:
+        """There is a second arena."""
+        self._second_nbytes += nbytes
+        self.lendable_nbytes -= nbytes
+
+    def fits(self, taken_nbytes: int, nbytes: int, *, ask: bool = True) -> bool:
+        """Whether that many more bytes may be taken."""
+        lacking = taken_nbytes + nbytes - self.limit
+        if lacking <= 0:
+            return True
+        asked = max(lacking, GRANT_NBYTES)
+        if not ask or not self._more(asked):
+            return False
+        self.granted_nbytes += asked
+        self.limit += asked
+        self.lendable_nbytes += asked
+        return True
+
 
 #: Values of a slice: version, array, readers.
 Found = tuple[int, Array, list[Reader]]

@@ -20,19 +20,17 @@ import numpy as np
 
 from zmqps.codecs import Codec
 from zmqps.core.job.keyspace import Placement
-from zmqps.core.protocol.arrays import Array
+from zmqps.core.protocol.arrays import STAYS, Array
 from zmqps.core.protocol.encoding import RAW, choose, named
-from zmqps.core.protocol.fields import Contributor, Part
-from zmqps.core.protocol.loans import STAYS
+from zmqps.core.protocol.message import Contributor, Part
 from zmqps.core.protocol.messages import Message, Pull, Push
 from zmqps.core.protocol.terms import are_values
 from zmqps.core.server.clients import Client
 from zmqps.core.server.dense.aggregate import GRADIENT, PushId, Stage
-from zmqps.core.server.dense.beside import Beside
-from zmqps.core.server.dense.buffers import Buffers
+from zmqps.core.server.dense.buffers import Beside, Buffers
 from zmqps.core.server.dense.finiteness import Finiteness
 from zmqps.core.server.dense.memory import Memory
-from zmqps.core.server.dense.rules import Kernels, Rules, Timing
+from zmqps.core.server.dense.rules import Kernels, Rules, Slots, Timing
 from zmqps.core.server.dense.slices import (
     MAX_DONE_READERS,
     Note,
@@ -45,7 +43,6 @@ from zmqps.core.server.dense.slices import (
     resolve,
     walk,
 )
-from zmqps.core.server.dense.slots import Slots
 from zmqps.core.server.dense.steps import ShardSteps
 from zmqps.core.server.ledger import Result
 from zmqps.core.server.parts import COMMITTED, Apply, Arrivals, Awaited, Found, Noted

@@ -1,12 +1,16 @@
-"""What a shard asks of an optimizer, and how long its updates take."""
+"""What a shard asks of an optimizer, how long its updates take, its slots, and how a failed update is taken back."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
 
+import numpy as np
+
+from zmqps.core.job.keyspace import Slice
 from zmqps.core.job.spec import Parameter
 from zmqps.core.protocol.arrays import Array
+from zmqps.core.server.dense.memory import Memory
 
 
 class UpdateKernel(Protocol):
@@ -111,3 +115,59 @@ class Timing:
         self.clock: Callable[[], float] = float  # 0, unless the shell says otherwise
         self.seconds = 0.0
         self.num = 0
+
+
+class Slots:
+    """Allocates all slots of a shard."""
+
+    def __init__(
+        self,
+        tables: Sequence[tuple[int, int]],  # for each table the shard's first element and how many it has
+        dtypes: Sequence[np.dtype[Any]],
+        memory: Memory,
+        fills: Sequence[float],  # the initial value of each slot
+    ) -> None:
+        self.nbytes = 0
+        self._tables = tables
+        self._arenas: list[list[Array]] = []
+        for (_, size), dtype in zip(tables, dtypes, strict=True):
+            slots = [memory.empty(size, dtype) for _ in fills]
+            for slot, fill in zip(slots, fills, strict=True):
+                memory.fill(slot, fill)
+            self._arenas.append(slots)
+            self.nbytes += size * dtype.itemsize * len(slots)
+
+    def of(self, slice_: Slice) -> tuple[Array, ...]:
+        """Return the slots of a slice; they alias the shard's."""
+        origin, _ = self._tables[slice_.table]
+        where = slice(slice_.start - origin, slice_.stop - origin)
+        return tuple(slot[where] for slot in self._arenas[slice_.table])
+
+
+class Undo:
+    """Arrays as they were before an update.
+
+    For kernels that need memory while they compute (`Rules.allocates`); the copies cost as
+    much as the update.
+
+    Parameters
+    ----------
+    memory
+        Where they are kept.
+    """
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        self._saved: list[tuple[Array, Array]] = []
+
+    def save(self, arrays: Iterable[Array]) -> None:
+        """Keep what some arrays hold."""
+        for array in arrays:
+            copy = self._memory.empty(array.size, array.dtype)
+            copy[:] = array
+            self._saved.append((array, copy))
+
+    def restore(self) -> None:
+        """Write it back."""
+        for array, copy in self._saved:
+            array[:] = copy

@@ -13,11 +13,10 @@ import numpy as np
 from zmqps.core.job.keyspace import Slice
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.events import Reader
-from zmqps.core.protocol.fields import Part
+from zmqps.core.protocol.message import Part
 from zmqps.core.protocol.terms import SET_TO_MEAN, are_values
 from zmqps.core.server.dense.memory import Memory
-from zmqps.core.server.dense.rules import Kernels, Timing
-from zmqps.core.server.dense.undo import Undo
+from zmqps.core.server.dense.rules import Kernels, Timing, Undo
 from zmqps.errors import InternalError, ProtocolError, PSError, ShardBrokenError, SliceRangeError, VersionError
 
 if TYPE_CHECKING:

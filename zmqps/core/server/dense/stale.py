@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from zmqps.core.job.keyspace import Placement
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.arrays import Array
-from zmqps.core.protocol.fields import Part
+from zmqps.core.protocol.message import Part
 from zmqps.core.server.dense.part import DensePart
 from zmqps.core.server.dense.slices import Piece, SliceState
 from zmqps.core.server.ledger import Result

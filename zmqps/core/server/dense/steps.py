@@ -8,8 +8,7 @@ from typing import Any
 
 from zmqps.core.job.norms import LARGEST, squares
 from zmqps.core.protocol.arrays import Array
-from zmqps.core.protocol.fields import Contributor
-from zmqps.core.protocol.limits import OPEN_STEPS
+from zmqps.core.protocol.message import OPEN_STEPS, Contributor
 from zmqps.core.server.dense.aggregate import GRADIENT, Contribution, PushId, Stage, Stretches
 from zmqps.core.server.dense.slices import Note, Pin, SliceState, Updates
 from zmqps.errors import ProtocolError

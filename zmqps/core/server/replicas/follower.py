@@ -9,7 +9,7 @@ from itertools import takewhile
 
 from zmqps.core.node.handshake import Handshake
 from zmqps.core.protocol.events import Action, Peer, Send
-from zmqps.core.protocol.limits import WINDOW_NBYTES
+from zmqps.core.protocol.message import WINDOW_NBYTES
 from zmqps.core.protocol.messages import Replicated, Welcome
 from zmqps.core.server.dense.slices import SliceState
 from zmqps.core.server.replicas.records import ReplicationRecord, state_of

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from zmqps.core.protocol.arrays import Borrowed
 from zmqps.core.protocol.encoding import RAW
-from zmqps.core.protocol.fields import Part
-from zmqps.core.protocol.loans import Borrowed
+from zmqps.core.protocol.message import Part
 from zmqps.core.protocol.messages import Push, Replicate
 from zmqps.core.protocol.messages.replication import AVERAGED, NOBODY, PUSHED, REMEMBERED, STATE
 from zmqps.core.server.dense.aggregate import Stretches

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from zmqps.core.node.connections import Connections
-from zmqps.core.node.handshake import Handshake
+from zmqps.core.node.handshake import Connections, Handshake
 from zmqps.core.protocol import messages as m
 from zmqps.core.protocol.events import (
     COORDINATOR,

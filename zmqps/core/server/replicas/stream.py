@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from zmqps.core.protocol.events import Action
-from zmqps.core.protocol.limits import WINDOW_NBYTES
+from zmqps.core.protocol.message import WINDOW_NBYTES
 from zmqps.core.protocol.messages import Committed, Push
 from zmqps.core.protocol.messages.replication import ASKED, STATE, STEPPED
 from zmqps.core.server.clients import Client

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from zmqps.core.protocol.arrays import Array
-from zmqps.rows.sketch import Sketch
+from zmqps.rows.hashing import Sketch
 
 #: A table without a capacity requests memory in pieces of this many bytes.
 GRANT_NBYTES = 16 << 20

@@ -17,7 +17,7 @@ from zmqps.core.job.spec import JobSpec
 from zmqps.core.job.tables import NUM_BUCKETS, TableSpec
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.encoding import CODING, RAW, Coding, choose, named
-from zmqps.core.protocol.fields import Contributor
+from zmqps.core.protocol.message import Contributor
 from zmqps.core.protocol.messages import Message, PullRows, PushRows, Replicate, ScanRows
 from zmqps.core.protocol.messages.rows import CURSOR, SCANNED
 from zmqps.core.protocol.terms import SET, are_values

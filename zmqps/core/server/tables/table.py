@@ -17,8 +17,8 @@ from zmqps.core.server.dense.rules import Timing
 from zmqps.core.server.tables.gone import GoneLog
 from zmqps.core.server.tables.room import Expiry, RowRoom
 from zmqps.errors import NonFiniteGradientError, ProtocolError, TableFullError, listed
+from zmqps.rows.hashing import Sketch
 from zmqps.rows.kept import Kept, rebased
-from zmqps.rows.sketch import Sketch
 from zmqps.rows.store import SCANNED_ROWS, RowStore
 
 #: Rows examined to find those changed least recently: this many, or this many times the number to evict.

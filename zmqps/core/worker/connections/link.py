@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING
 
 from zmqps.core.node.handshake import Handshake
 from zmqps.core.node.timers import Alarm
-from zmqps.core.protocol.arrays import Array
+from zmqps.core.protocol.arrays import STAYS, Array
 from zmqps.core.protocol.encoding import CODING, RAW, Coding, named
 from zmqps.core.protocol.events import Action, Peer, Send
-from zmqps.core.protocol.fields import Part
-from zmqps.core.protocol.limits import PUSH_WINDOW, WINDOW_NBYTES
-from zmqps.core.protocol.loans import STAYS
+from zmqps.core.protocol.message import PUSH_WINDOW, WINDOW_NBYTES, Part
 from zmqps.core.protocol.messages import Ack, Message, Values, Welcome, Withdraw
 from zmqps.core.protocol.messages import Load as LoadMessage
 from zmqps.core.protocol.messages import Pull as PullMessage

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from zmqps.core.job.keyspace import Placement
-from zmqps.core.node.connections import Connections
-from zmqps.core.node.handshake import LOOK_S, Handshake
+from zmqps.core.node.handshake import LOOK_S, Connections, Handshake
 from zmqps.core.node.member import Member
 from zmqps.core.protocol.encoding import Coding
 from zmqps.core.protocol.events import Action, Log, Looked, Peer, Send

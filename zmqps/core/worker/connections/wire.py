@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from zmqps.core.node.handshake import Handshake
-from zmqps.core.protocol.limits import WINDOW_NBYTES
+from zmqps.core.protocol.message import WINDOW_NBYTES
 
 #: Fewer bytes measure round trips and busy nodes, not the wire.
 SAMPLE_NBYTES = 256 << 10

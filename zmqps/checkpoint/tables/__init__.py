@@ -1,1 +1,0 @@
-"""Rows of sparse tables in files."""
