@@ -41,7 +41,7 @@ def test_check() -> None:
         def init(**options: Any) -> None:
             worker.init({"w": np.zeros(3)}, optimizer=sgd(1.0), **options)
 
-        eval(advised, {"init": init})
+        eval(advised, {"init": init, "zmqps": zmqps})
         worker.push({"w": np.array([1.0, np.nan, np.inf])})
 
 

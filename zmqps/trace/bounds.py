@@ -117,7 +117,7 @@ def _said(steps: WorkerSteps, everybody: Sequence[WorkerSteps]) -> Bound:
             "check": (
                 "the check",
                 "look for NaN and infinity in gradients",
-                'Gradients(nonfinite="allow") leaves it out',
+                'init(gradients=zmqps.Gradients(nonfinite="allow")) leaves it out',
             ),
             "codec": ("the codec", "encode and decode arrays", "raw does without"),
         }[kind]
