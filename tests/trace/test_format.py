@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
+from tests.tables import for_each
 from tests.trace.format import violations
 from tests.trace.made import Made
 from zmqps.trace.merge import write
@@ -30,8 +29,8 @@ SPAN = {"name": "n", "cat": "c", "ph": "X", "ts": 1.0, "dur": 5.0, "pid": 1, "ti
 ARROW = {"name": "a", "cat": "flow", "id": 1, "pid": 1, "tid": 1}
 
 
-@pytest.mark.parametrize(
-    ("events", "text"),
+@for_each(
+    "events, text",
     [
         ([{**SPAN, "ph": "Z"}], "no such phase"),
         ([{**SPAN, "dur": -1.0}], "ends before it begins"),

@@ -69,25 +69,30 @@ def test_values_may_travel_in_the_others() -> None:
 # --- there and back -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("spec", LOSSY)
-@given(
-    sizes=st.lists(st.lists(st.integers(1, 70), min_size=1, max_size=4), min_size=1, max_size=4),
-    inline=st.booleans(),
-    seed=st.integers(0, 9),
-)
-@settings(max_examples=15)
-def test_a_part_is_one_blob_of_all_its_pieces(spec: str, sizes: list[list[int]], inline: bool, seed: int) -> None:
+@pytest.mark.hypothesis
+@for_each("spec", LOSSY)
+def test_a_part_is_one_blob_of_all_its_pieces(spec: str) -> None:
     codec = parse(spec)
-    parts = parts_of(sizes, [(F4, F8)[i % 2] for i in range(len(sizes))], seed)
-    blobs = compress(codec, parts)
-    assert len(blobs) == len(parts)
-    payload = [b"".join(blob.tobytes() for blob in blobs)] if inline else [memoryview(blob) for blob in blobs]
-    arrays = decompress(codec, payload, sizes_of(parts))
-    for array, pieces in zip(arrays, parts, strict=True):
-        whole = np.concatenate(pieces)
-        alone, _ = codec.decode(codec.encode(whole), whole.size, whole.dtype)
-        assert array.dtype == whole.dtype
-        np.testing.assert_array_equal(array, alone)
+
+    @given(
+        st.lists(st.lists(st.integers(1, 70), min_size=1, max_size=4), min_size=1, max_size=4),
+        st.booleans(),
+        st.integers(0, 9),
+    )
+    @settings(max_examples=15)
+    def is_one_blob(sizes: list[list[int]], inline: bool, seed: int) -> None:
+        parts = parts_of(sizes, [(F4, F8)[i % 2] for i in range(len(sizes))], seed)
+        blobs = compress(codec, parts)
+        assert len(blobs) == len(parts)
+        payload = [b"".join(blob.tobytes() for blob in blobs)] if inline else [memoryview(blob) for blob in blobs]
+        arrays = decompress(codec, payload, sizes_of(parts))
+        for array, pieces in zip(arrays, parts, strict=True):
+            whole = np.concatenate(pieces)
+            alone, _ = codec.decode(codec.encode(whole), whole.size, whole.dtype)
+            assert array.dtype == whole.dtype
+            np.testing.assert_array_equal(array, alone)
+
+    is_one_blob()
 
 
 def test_blobs_may_be_read_by_something_else_than_their_codec() -> None:
