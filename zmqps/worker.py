@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
-import logging
 import os
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -21,7 +18,7 @@ from zmqps.client.futures import begins, blocking, future_of
 from zmqps.client.groups import Gradients, Security, Steps, group_of
 from zmqps.client.lives import drain_on as drain_on
 from zmqps.client.lives import is_draining
-from zmqps.client.member import Member
+from zmqps.client.member import Member, close_namesakes
 from zmqps.client.naming import check_groups
 from zmqps.client.requests import Params
 from zmqps.client.sparse.cache_options import CacheOptions
@@ -39,7 +36,7 @@ from zmqps.core.protocol.terms import MOST_NUMBERS, UNCHANGED
 from zmqps.core.worker.layout.rollbacks import Rollback
 from zmqps.core.worker.operations import Advance, AskStatus, Restored, SavedCheckpoint, SaveJob, SetNumbers
 from zmqps.core.worker.statistics import Statistics
-from zmqps.errors import ConfigurationError, PSError
+from zmqps.errors import ConfigurationError
 from zmqps.optim import Hyperparameters, OptimizerSpec, sgd
 
 if TYPE_CHECKING:
@@ -76,8 +73,6 @@ ELSEWHERE = {
     "shutdown": "finish(), or close()",
 }
 
-log = logging.getLogger("zmqps.worker")
-
 
 class Worker:
     """A connection to a cluster; made by `connect`.
@@ -105,7 +100,7 @@ class Worker:
     def _connected(cls, profile: Profile, *, named: bool, metrics: str, combine: bool) -> Self:
         """Return a worker that has joined; ``named``: by a name of its script, which only one of this process has."""
         if named:
-            _close_namesakes(profile)
+            close_namesakes(profile)
         self = cls.__new__(cls)
         connection = Connection(profile, metrics)
         self._loop = self._settable = None
@@ -116,7 +111,6 @@ class Worker:
         else:
             self._exchanges = Exchanges(Member(connection))
         self._member = self._exchanges.member
-        _open.add(self._member)
         try:
             connection.join()
         except BaseException:
@@ -1091,7 +1085,6 @@ class Worker:
             The worker belongs to the parent process.
         """
         self._member.close(timeout)
-        _open.discard(self._member)
 
     def __enter__(self) -> Self:
         return self
@@ -1112,41 +1105,6 @@ for _name, _method in list(vars(Worker).items()):
     if isinstance(_method, FunctionType) and not _name.startswith("_") and _name not in OFTEN:
         if not hasattr(_method, "__signature__"):  # else it is checked
             setattr(Worker, _name, checks.options()(_method))
-
-_open: weakref.WeakSet[Member] = weakref.WeakSet()
-
-
-def _close_namesakes(profile: Profile) -> None:
-    """Close this process's earlier connection under the same name, such as when a notebook cell runs again.
-
-    The notebook or a traceback may still refer to the earlier one, and other workers would wait for it.
-    """
-    mine = (profile.address, profile.job, profile.role, profile.name)
-    for other in list(_open):
-        theirs = other.connection.profile
-        if (theirs.address, theirs.job, theirs.role, theirs.name) == mine:
-            text, about = "%s %r of this process connects again: the one before is closed", {"job": profile.job}
-            log.warning(text, profile.role, profile.name, extra=about)
-            other.close(profile.timeout)
-            _open.discard(other)
-
-
-@atexit.register
-def _close_all() -> None:
-    for member in list(_open):
-        try:
-            member.close()
-        except PSError as error:  # the next one is closed anyway
-            log.error("%s", error)
-
-
-def _disown_all() -> None:
-    for member in list(_open):
-        member.disown()
-    _open.clear()  # they are not this process's to close
-
-
-os.register_at_fork(after_in_child=_disown_all)
 
 
 @checks.options()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
+import logging
+import os
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Protocol
 
-from zmqps.client.connection import Connection
+from zmqps.client.connection import Connection, Profile
 from zmqps.client.frameworks import register_where_used
 from zmqps.client.inplace import GradientBuffers, SharedMemory
 from zmqps.client.requests import Requests
@@ -17,7 +20,10 @@ from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.arrays import Bytes
 from zmqps.core.worker.layout.rollbacks import Rollback
 from zmqps.core.worker.operations import Attached, Operation, Restored, StartJob
+from zmqps.errors import PSError
 from zmqps.net.lane.private import Private
+
+log = logging.getLogger("zmqps.worker")
 
 
 class Company(Protocol):
@@ -80,6 +86,7 @@ class Member:
                 member.caches.outdate()
 
         connection.listeners.append(recut)
+        _open.add(self)
 
     @property
     def job_name(self) -> str:
@@ -203,6 +210,7 @@ class Member:
             self.requests.staging.end()
         if self.company is not None:
             self.company.end()
+        _open.discard(self)
 
     def disown(self) -> None:
         """Discard, in a forked child, what belongs to the parent."""
@@ -211,3 +219,40 @@ class Member:
         self.caches = RowCaches()
         if self.company is not None:
             self.company.disown()
+
+
+# --- all members of this process ------------------------------------------------------------------
+
+_open: weakref.WeakSet[Member] = weakref.WeakSet()
+
+
+def close_namesakes(profile: Profile) -> None:
+    """Close this process's earlier connection under the same name, such as when a notebook cell runs again.
+
+    The notebook or a traceback may still refer to the earlier one, and other workers would wait for it.
+    """
+    mine = (profile.address, profile.job, profile.role, profile.name)
+    for other in list(_open):
+        theirs = other.connection.profile
+        if (theirs.address, theirs.job, theirs.role, theirs.name) == mine:
+            text, about = "%s %r of this process connects again: the one before is closed", {"job": profile.job}
+            log.warning(text, profile.role, profile.name, extra=about)
+            other.close(profile.timeout)
+
+
+@atexit.register
+def _close_all() -> None:
+    for member in list(_open):
+        try:
+            member.close()
+        except PSError as error:  # the next one is closed anyway
+            log.error("%s", error)
+
+
+def _disown_all() -> None:
+    for member in list(_open):
+        member.disown()
+    _open.clear()  # they are not this process's to close
+
+
+os.register_at_fork(after_in_child=_disown_all)
