@@ -42,7 +42,7 @@ def workers(cluster: InProcessCluster) -> list[str]:
 
 
 def plain(address: str) -> SessionThread:
-    return zmqps.connect(address, name="dropped")._thread
+    return zmqps.connect(address, name="dropped")._member.connection.thread
 
 
 def in_a_circle(address: str) -> SessionThread:
