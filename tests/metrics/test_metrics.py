@@ -171,7 +171,7 @@ def test_a_worker_asks_the_environment_where_to_answer(monkeypatch, tmp_path: Pa
             scrape(worker._member.connection.scraped.address)
         refused.value.close()
         with zmqps.connect(cluster.address, metrics="", timeout=PATIENCE) as silent:
-            assert silent._scraped.address == ""
+            assert silent._member.connection.scraped.address == ""
 
 
 def said_in(name: str, monkeypatch: pytest.MonkeyPatch) -> Mapping[tuple[Scope, str], float]:
