@@ -6,7 +6,6 @@ ignored. A handler of zmqps would undo that.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import functools
 import signal
@@ -35,6 +34,8 @@ def answered(numbers: Iterable[signal.Signals], ask: Ask, *, from_parent: bool =
     from_parent
         Our own parent process ends this one by these signals: they are handled even if ignored.
     """
+    import asyncio  # `zmqps --help` does without it
+
     loop, before = asyncio.get_running_loop(), dict[signal.Signals, Any]()
 
     def heard(number: signal.Signals, theirs: Any) -> None:
@@ -62,6 +63,8 @@ def _is_of_a_script(handler: Any) -> bool:
     """Whether a handler was set for the signal by other code than Python or `asyncio.run`."""
     if not callable(handler) or handler is signal.default_int_handler:
         return False
+    import asyncio
+
     bound = handler.func if isinstance(handler, functools.partial) else handler
     return not isinstance(getattr(bound, "__self__", None), asyncio.Runner)
 
