@@ -229,7 +229,7 @@ def test_a_worker_that_fails_ends_all_tasks_with_a_code(tasks, tmp_path) -> None
     (tmp_path / "fail").touch()
     assert [task.exit_code() for task in found] == [exits.WORKERS_FAILED, exits.WORKERS_FAILED, 9]
     assert "failed with exit code 9; its last lines:" in found[2].output
-    assert "task-2 is gone before all workers had ended: closed" in found[0].output
+    assert "task-2 left before all workers had ended: closed" in found[0].output
     assert "workers of this task are at work, but the cluster has ended" in found[1].output
 
 

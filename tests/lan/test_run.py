@@ -62,7 +62,7 @@ def test_a_task_that_is_killed_ends_the_others_and_leaves_nothing(lan: Lan) -> N
     assert tasks[2].finish() == -signal.SIGKILL
     assert tasks[0].finish() in (exits.WORKERS_FAILED, exits.HOST_LOST), logs(tasks)
     assert tasks[1].finish() == exits.WORKERS_FAILED, logs(tasks)
-    tasks[0].said("task-2 is gone before all workers had ended")
+    tasks[0].said("task-2 left before all workers had ended")
     check_emptied(lan.hosts)
 
 
@@ -72,7 +72,7 @@ def test_a_host_that_vanishes_ends_the_tasks_of_the_others(lan: Lan) -> None:
     lan.power_off(lan.hosts[2])
     assert tasks[0].finish() == exits.HOST_LOST, logs(tasks)
     assert tasks[1].finish() == exits.WORKERS_FAILED, logs(tasks)
-    tasks[0].said("task-2 is gone before all workers had ended: lost")
+    tasks[0].said("task-2 left before all workers had ended: lost")
     check_emptied(lan.hosts[:2])
 
 

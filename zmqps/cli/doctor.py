@@ -195,7 +195,7 @@ def _wanted(told: Mapping[str, Any], cluster: Cluster | None) -> Wanted:
         )
     alone = told["hosts"] is None and told["host"] is None
     if alone and told["command"]:
-        raise click.UsageError("say which hosts are to run it: zmqps doctor -H HOST,HOST -- python train.py")
+        raise click.UsageError("name the hosts that will run it: zmqps doctor -H HOST,HOST -- python train.py")
     port = 0 if cluster else told["port"] or (DEFAULT_PORT if alone else 0)
     split = [(name, urlsplit(endpoint)) for name, endpoint in endpoints(cluster)] if cluster else []
     return Wanted(
@@ -217,7 +217,7 @@ def _cluster(coordinator: str, keys: str | None) -> Cluster:
     from zmqps.nodes.inquiry import ask_status
 
     found = None
-    with suppress(PSError):  # what is wrong with them is a row of its own
+    with suppress(PSError):  # the row about keys says what is wrong with them
         found = find_keys(Path(keys) if keys else None, None, os.environ)
     try:
         return Cluster(address=coordinator, status=ask_status(coordinator, timeout=STATUS_S, keys=found))

@@ -12,7 +12,7 @@ from zmqps.cli.docstrings import docstring
 from zmqps.core.protocol import exits
 from zmqps.errors import BY_CODE, PSError
 
-#: What a docstring of an error has as a section of its own.
+#: The section that the docstring of each error has.
 SECTION = "What to do next"
 
 _HEAD = """# Errors
@@ -59,7 +59,7 @@ def summary(cls: type[PSError]) -> str:
 
 
 def page(cls: type[PSError]) -> str:
-    """Return what is to be said of an error, in Markdown."""
+    """Return the page about an error, in Markdown."""
     happened, todo = _sections(cls)
     builtin = [base.__name__ for base in cls.__bases__ if not issubclass(base, PSError)]
     of = f", a kind of `{'` and `'.join(builtin)}`" if builtin and cls is not PSError else ""

@@ -36,7 +36,7 @@ STDIN = "-"
 @setting("--since", shared=False, example="5m", help="Only since then: 5m, 1h30m ago, 01:24, or 2025-11-21T01:24.")
 @setting("--level", shared=False, type=click.Choice(LEVELS), default="debug", help="Only this level and those above.")
 @setting("--job", shared=False, example="default", help="Only what nodes and workers say about this job.")
-@setting("--lines", "-n", type=click.IntRange(min=1), shared=False, example=20, help="Only so many of the last lines.")
+@setting("--lines", "-n", type=click.IntRange(min=1), shared=False, example=20, help="Only this many lines at the end.")
 @setting("--json", "as_json", is_flag=True, shared=False, help="One JSON object a line, with all fields.")
 @setting("--follow", "-f", is_flag=True, shared=False, help="Keep printing new lines, until Ctrl-C.")
 def logs(

@@ -152,9 +152,10 @@ def end(
 
 
 def reach(coordinator: str | None, keys: Path | None, directory: Path) -> tuple[str, Keys | None]:
-    """Return where the coordinator is, as told, or as started here, or at the usual place; and the keys to show it.
+    """Return the coordinator's endpoint, and the keys to show it.
 
-    The cluster that was started here is asked with the keys that it was started with, unless others are told.
+    Without an endpoint, it is that of the cluster started here, else the usual one. The cluster started here is asked
+    with the keys that it was started with, unless others are given.
     """
     from zmqps.cli.running.state import read_state
     from zmqps.keys import find_keys

@@ -31,8 +31,8 @@ def drain(
 ) -> int:
     """Let a server hand over its shards, and end.
 
-    Training goes on. NAME is that of `zmqps status`, server-1 or "server 1", or the number alone. The command returns
-    when the server has gone; if it takes longer than --timeout, it goes on nevertheless.
+    Training continues. NAME is that of `zmqps status`, server-1 or "server 1", or the number alone. The command returns
+    when the server has ended. After --timeout the command returns, and draining continues.
     """
     from zmqps.nodes.inquiry import drain_server
 
@@ -68,7 +68,7 @@ def scale(
 ) -> int:
     """Spread all jobs over more or fewer servers.
 
-    Training goes on; afterwards each server has a shard of every job. To grow, start the new servers first (zmqps
+    Training continues; afterwards each server has a shard of every job. To grow, start the new servers first (zmqps
     server --coordinator ...). To shrink, run only this command: the surplus servers, spares first, hand over their
     shards and end. After --timeout the command returns, and scaling continues.
     """

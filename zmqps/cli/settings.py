@@ -148,7 +148,7 @@ def options_of(struct: type[Settings]) -> Callable[[Callable[..., int]], Callabl
 
 
 def option_of(struct: type[Settings], name: str) -> Callable[[F], F]:
-    """Declare one option of a struct, for a command that is not told the others."""
+    """Declare one option of a struct, for a command that does not take the others."""
     return _declared(next(option for option in _distinct(struct) if option.name == name))
 
 
@@ -218,7 +218,7 @@ def _click_type(kind: Kind) -> click.ParamType | type | None:  # type: ignore[ty
     return None
 
 
-#: What several commands have beside those that start a node.
+#: Options of several commands besides those that start a node.
 job_secret = option_of(ServerSettings, "job_secret")
 directory = option_of(UpSettings, "directory")
 parent_fd = click.option("--parent-fd", type=int, hidden=True, allow_from_autoenv=False)

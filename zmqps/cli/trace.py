@@ -78,7 +78,7 @@ def trace(
 ) -> int:
     """Show where the time of a step goes.
 
-    Training goes on meanwhile.
+    Training continues meanwhile.
 
     \b
     zmqps trace                            record for 10 s, say what bounds a step
@@ -139,7 +139,7 @@ def start(
 def stop(
     coordinator: str | None, output: Path | None, job_secret: Path | None, keys: Path | None, directory: Path
 ) -> int:
-    """End what goes on, and fetch it; also what has ended by itself."""
+    """End the recording, and fetch it; also one that has ended by itself."""
     from zmqps.nodes.tracing import fetch
 
     address, shown = reach(coordinator, keys, directory)

@@ -169,9 +169,9 @@ def down(
 ) -> int:
     """End the cluster started here, or another.
 
-    It waits until all processes of the one that `zmqps up` has started here are gone, and ends with code 9 where a job
-    could not be saved. With --coordinator it ends any
-    other cluster: workers and servers are told, and the coordinator is gone when this returns.
+    It waits until all processes that `zmqps up` has started here have ended, and ends with code 9 where a job could not
+    be saved. With --coordinator it ends any other cluster: its coordinator informs workers and servers, and has ended
+    when this returns.
     """
     if coordinator is not None:
         from zmqps.nodes.inquiry import end_cluster

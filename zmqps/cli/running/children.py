@@ -1,4 +1,4 @@
-"""The processes of this host that a supervisor starts: each with a log of its own, which its lives share."""
+"""The processes of this host that a supervisor starts: each with its own log, which its lives share."""
 
 from __future__ import annotations
 

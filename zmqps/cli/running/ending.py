@@ -56,7 +56,7 @@ async def end_rest(pid: int, start: int, timeout: float) -> None:
 
 
 async def _kill_rest(session: int, mark: dict[str, str], timeout: float) -> None:
-    """Kill what a supervisor has started, and what that starts meanwhile, and wait until all of it is gone."""
+    """Kill what a supervisor has started, and what that starts meanwhile, and wait until all of it has ended."""
     loop = asyncio.get_running_loop()
     ends_at = loop.time() + timeout
     while rest := marked(session, mark):

@@ -38,7 +38,7 @@ from zmqps.launch.supervision import End, Restarts, supervise, while_all_run
 from zmqps.logs.handler import VARIABLE as LOG_NODE
 from zmqps.settings.node import NodeSettings
 
-#: Where the keys are while the cluster lives, beside the state file.
+#: Where the keys are while the cluster lives, next to the state file.
 KEYS = "keys"
 
 
@@ -64,7 +64,7 @@ class Fleet:
         self._processes: dict[str, RemoteProcess] = {}  # by name: the life under way, or the last one
         self._servers: dict[str, tuple[Place, int]] = {}  # by name: where each of them is, and which it is
         self._workers: dict[str, Restarts] = {}  # by name
-        self._drained: list[str] = []  # workers that were asked to go, and have gone in order
+        self._drained: list[str] = []  # workers that were asked to leave, and left in order
         self._logs: contextlib.ExitStack = contextlib.ExitStack()
         self._process_logs: dict[str, LogFile] = {}  # by name
         self._first = asyncio.Event()  # something has failed
@@ -288,7 +288,7 @@ class Fleet:
         return self._start_node(place, cluster.for_server(index, self._address, bind=cluster.address, name=name))
 
     def _cluster(self, place: Place, port: int) -> ClusterConfig:
-        """Return what the nodes of a host are told."""
+        """Return the settings of a host's nodes."""
         address = self._addresses[place.host.name]
         insecure = self._keys is None and not is_loopback(address)
         return replace(self._config.cluster, address=join(address, port), insecure=insecure)
@@ -361,7 +361,7 @@ class Fleet:
         await supervise(restarts, start, told, self._asked.over)
 
     async def _watch_node(self, node: RemoteProcess) -> None:
-        """Wait for a node's failure, which ends everything unless jobs go on without it: such servers start again."""
+        """Wait for a node's failure, which ends everything unless jobs survive it: such servers start again."""
         cluster, is_server = self._config.cluster, node.name in self._servers
         restarts = Restarts(0, well=(exits.OK,), replaces=False)
         if is_server:

@@ -126,7 +126,7 @@ class FollowedLog:
         return _which(os.fstat(self._file.fileno()))
 
     def _following(self) -> str | None:
-        """Return the file after the one that was read; the oldest there is, if that one is gone."""
+        """Return the file after the one that was read; if that was removed, the oldest there is."""
         own, files = self._own(), generations(self._folder, self.name)
         for file, later in itertools.pairwise(files):
             with contextlib.suppress(FileNotFoundError):
@@ -145,7 +145,7 @@ def wait_for_more(output: int | None, timeout: float = LOOK_S) -> None:
     Parameters
     ----------
     output
-        The output to watch for a reader that has gone, as in ``zmqps logs -f | head``; None: not watched.
+        The output to watch for a reader that ends, as in ``zmqps logs -f | head``; None: not watched.
     timeout
         Seconds.
 

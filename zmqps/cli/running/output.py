@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_yellow", "bright_blue")
 #: Lines the terminal may lag behind before some are left out there; the files have them all.
 MAX_BACKLOG = 10_000
-#: A larger log goes on in a new file, and so many older ones are kept: days of what a script prints for every step, and
-#: no more than 256 MiB a process.
+#: A larger log continues in a new file, and this many older ones are kept: days of what a script prints for every step,
+#: and no more than 256 MiB a process.
 MAX_LOG_NBYTES = 64 << 20
 OLDER_LOGS = 3
 #: Colours of what wants to be seen.
@@ -100,7 +100,7 @@ class Progress:
 
 
 class Terminal:
-    """Shows lines, on a thread of its own: a paused terminal (Ctrl-S) must not stop the cluster.
+    """Shows lines, on a separate thread: a paused terminal (Ctrl-S) must not stop the cluster.
 
     Parameters
     ----------
@@ -125,7 +125,7 @@ class Terminal:
             self._left_out += 1
 
     def progress(self, state: str) -> None:
-        """Show how far something has come, in a line of its own below the others; nothing, if it is done."""
+        """Show how far something has come, in a separate line below the others; nothing, if it is done."""
         with contextlib.suppress(queue.Full):
             self._lines.put_nowait(Progress(state))
 
@@ -136,7 +136,7 @@ class Terminal:
             self._thread.join(timeout)
 
     def _main(self) -> None:
-        with contextlib.suppress(OSError, ValueError):  # the terminal is gone: the files go on
+        with contextlib.suppress(OSError, ValueError):  # the terminal was closed: the files are still written
             while (line := self._lines.get()) is not None:
                 if isinstance(line, Progress):
                     self._painter.progress(line.state)

@@ -164,7 +164,7 @@ class Supervisor:
         self._node_watches = [coordinator, *(asyncio.create_task(self._watch_node(index)) for index in servers)]
         if not self._config.command:
             await self._asked.over.wait()
-            if self._a_node_failed:  # its shard is gone, no worker can go on
+            if self._a_node_failed:  # its shard is lost, no worker can continue
                 return exits.FAILED
             code = await coordinator
             await self._nodes.ended_by_themselves()
@@ -224,7 +224,7 @@ class Supervisor:
                 self._log.say(end.level, end.text)
                 others = sum(not process.ended for process in self._worker_processes)
                 if others and not end.again:
-                    self._log.say("info", "another worker goes on" if others == 1 else f"{others} workers go on")
+                    self._log.say("info", "another worker continues" if others == 1 else f"{others} workers continue")
             elif end.code == exits.DRAINED:
                 self._log.say("info", f"{name} has drained")
 
@@ -238,14 +238,14 @@ class Supervisor:
     async def _watch_node(self, index: int) -> int:
         """Start a node again when it fails, as often as may be; return how its last life has ended.
 
-        The coordinator, 0, goes on from its journal, and a server where its shards can be had without it. Any other
-        failure, and the end of the coordinator, is that of the cluster.
+        The coordinator, 0, resumes from its journal, and a server starts again where jobs outlive it. Any other
+        failure, and the end of the coordinator, ends the cluster.
         """
         cluster, over = self._config.cluster, self._asked.over
         if is_server := index > 0:
             restarts = cluster.restarts_of_server(NODE_DONE)
         else:
-            why = "it goes on from its journal, the others wait for it"
+            why = "it resumes from its journal, the others wait for it"
             restarts = Restarts(RESTARTS, well=NODE_DONE, why=why, replaces=False, possible=self._has_journal)
 
         async def start() -> Process:
@@ -277,7 +277,7 @@ class Supervisor:
             return exits.FAILED
 
     def _has_journal(self) -> bool:
-        """Whether there is something from which the coordinator goes on: none is left of a cluster that has ended."""
+        """Whether there is a journal from which the coordinator can resume; a cluster that has ended leaves none."""
         journal = self._config.cluster.journal
         return journal is not None and (journal / FILE).exists()
 

@@ -2,7 +2,7 @@
 
 The tasks know of each other through the coordinator: each joins it as an observer named after its rank, and as a second
 one when its workers have ended well. Rank 0, which runs the coordinator, ends it when all have come that far, or when a
-task is gone that has not; and when the coordinator ends, so do the others.
+task leaves earlier; and when the coordinator ends, so do the others.
 """
 
 from __future__ import annotations
@@ -264,13 +264,13 @@ class Task:
         return code
 
     def _verdict(self, status: Mapping[str, Any], late: bool) -> int | None:
-        """Return the exit code of the cluster if it is to end: a task is gone or has not come, or all are done."""
+        """Return the exit code of the cluster if it should end: a task has left or has not come, or all are done."""
         ours = {member["name"] for member in status["members"] if member["role"] == "observer"}
         self._seen |= ours
         for entry in status["gone"]:
             name = entry["name"]
             if entry["role"] == "observer" and entry["job"] == JOB and not name.endswith(DONE):
-                self._log.say("error", f"{name} is gone before all workers had ended: {entry['how']}")
+                self._log.say("error", f"{name} left before all workers had ended: {entry['how']}")
                 return exits.HOST_LOST if entry["how"] == "lost" else exits.WORKERS_FAILED
         if all(f"{NAME}{number}{DONE}" in ours for number in range(self._config.size)):
             self._log.say("info", f"the workers of all {self._config.size} tasks have ended well")
@@ -295,7 +295,7 @@ class Task:
         cluster = self._config.cluster
         if self._config.roles.coordinator:
             await end(self._nodes[:1], signal.SIGTERM, cluster.goodbye_s)
-        elif cluster.checkpoints.saves_at_end and self._observers:  # servers are told, once what they have is saved
+        elif cluster.checkpoints.saves_at_end and self._observers:  # they end once their shards are saved
             await all_exited(self._nodes, cluster.goodbye_s)
         await end(self._nodes, AT_ONCE, GRACE_S)
         await self._children.close()
