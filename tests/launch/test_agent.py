@@ -154,7 +154,7 @@ def test_the_end_of_the_connection_ends_everything(agent) -> None:
     processes = waiting_worker(far)
     assert len(processes) == 4  # agent, guard, worker, and the worker's own child
     far.popen.stdin.close()
-    assert far.hear("bye")["why"] == "the launcher is gone"
+    assert far.hear("bye")["why"] == "the connection to the launcher has ended"
     assert_gone(processes, PATIENCE)
 
 

@@ -1,4 +1,4 @@
-"""The far end of ``zmqps launch``: starts nodes and workers on its host, and ends them when the launcher is gone.
+"""The far end of ``zmqps launch``: starts nodes and workers on its host, and ends them when the launcher has ended.
 
 ``ssh HOST python -m zmqps agent`` runs it. It hears on standard input what to do and says on standard output
 what happens (`zmqps.launch.far`). When its input ends, when it has heard nothing for a while, or when it is asked to
@@ -73,7 +73,7 @@ def num_cores() -> int:
 
 
 def thread_limits(num_workers: int, cores: int | None = None) -> dict[str, str]:
-    """Return the variables by which so many workers share the cores of this host, or so many ``cores``."""
+    """Return the variables by which several workers share the cores of this host, or ``cores`` of them."""
     return dict.fromkeys(THREADS, str(max(1, (cores or num_cores()) // max(1, num_workers))))
 
 
@@ -126,7 +126,7 @@ class Agent:
             except asyncio.CancelledError:
                 return f"this agent got {asked[0] if asked else 'cancelled'}"
             except ConnectionError:
-                return "the launcher is gone"
+                return "the connection to the launcher has ended"
             finally:
                 await self._end()
 
@@ -140,7 +140,7 @@ class Agent:
                 self._voice.say({"is": "gone", "why": why})  # before it hears of processes that end because of that
                 return why
             if not line.endswith(b"\n"):
-                return "the launcher is gone"
+                return "the connection to the launcher has ended"
             told = decode(line)
             try:
                 action = self._actions[told["do"]]

@@ -177,9 +177,9 @@ class _Cluster:
         return ask_status(self.address, timeout=timeout, keys=theirs or self._nodes.keys)
 
     def scale(self, servers: int, *, timeout: float | None = None) -> str:
-        """Let all jobs lie on so many servers while they are trained; return how that went.
+        """Spread all jobs over this many servers while they are trained; return how that went.
 
-        Servers that are missing are started. Those that are too many hand over what they have, and end.
+        Missing servers are started. Surplus servers hand over their shards, and end.
 
         Parameters
         ----------
@@ -189,7 +189,7 @@ class _Cluster:
         Raises
         ------
         DeadlineError, ScaleError
-            It takes longer, and goes on nevertheless; it cannot be done.
+            It takes longer, and continues; it cannot be done.
         ConfigurationError, NodeFailedError
             What kept a server from starting; or this process was launched, and the cluster is not its own.
         """
@@ -262,7 +262,7 @@ class LocalCluster(_Cluster):
     heartbeat_interval, heartbeat_timeout : float
         Seconds between signs of life, and of silence after which a node is lost.
     lease : float
-        Seconds to keep a job whose workers are gone, so that they can come back; 0: until it is ended.
+        Seconds to keep a job whose workers have all left, so that they can come back; 0: until it is ended.
     idle_timeout : float
         Seconds without a worker or observer of any job after which the cluster ends; 0: never.
     memory : int or str, optional
@@ -273,7 +273,7 @@ class LocalCluster(_Cluster):
     checkpoint : path, optional
         Where jobs are saved, of this cluster alone while it lives; by default nowhere.
     restore : path, optional
-        A checkpoint, or a directory whose latest good one is taken, from which the job that was saved goes on.
+        A checkpoint, or a directory whose latest good one is taken, from which the saved job continues.
     saving : Saving, optional
         How jobs are saved and restored: how often, how many checkpoints are kept, what is restored.
     fallback_timeout : float

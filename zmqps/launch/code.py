@@ -16,7 +16,7 @@ from pathlib import Path
 from zmqps.errors import RSYNC, ConfigurationError, ProgramMissingError, counted, listed, num_bytes
 from zmqps.launch.private import secrets_among
 
-#: Folders that no other host needs; beside them what git ignores, and virtual environments.
+#: Folders that no other host needs, besides what git ignores and virtual environments.
 NOT_COPIED = (".git", ".venv", "__pycache__", "runs", ".zmqps")
 #: These are not listed.
 UNNAMED = (".git", "__pycache__")
@@ -24,7 +24,7 @@ UNNAMED = (".git", "__pycache__")
 OF_VENV = "pyvenv.cfg"
 #: More than this is rarely code: it is asked for, or warned of.
 MUCH_NBYTES = 100_000_000
-#: What most of it is, or was left out, is named, up to so many.
+#: How many are named at most: of the largest entries, and of those left out.
 MOST_NAMED = 4
 #: Of what is left out because it is a secret more is named: a user may miss it.
 MOST_SECRETS = 20
@@ -118,13 +118,13 @@ def script_of(command: Sequence[str], directory: Path) -> Path:
 
 
 def place_of(path: Path, here: Path, there: str) -> str:
-    """Return the path on the other hosts of one here: what is below this directory lies below theirs."""
+    """Return the path on the other hosts of one here: what is below this directory is below theirs."""
     path, here = path.resolve(), here.resolve()
     return os.path.normpath(os.path.join(there, path.relative_to(here))) if path.is_relative_to(here) else str(path)
 
 
 def code_of(script: Path, here: Path, there: str, secrets: Collection[Path] = ()) -> Code:
-    """Return what is to be copied for a script: the files of its folder.
+    """Return what to copy for a script: the files of its folder.
 
     Left out are what git ignores, unless it ignores the script itself, virtual environments, `NOT_COPIED`, and secrets
     (`zmqps.launch.private`).

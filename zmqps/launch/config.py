@@ -1,4 +1,4 @@
-"""What a cluster consists of, and what each of its nodes is told."""
+"""What a cluster consists of, and the settings of each of its nodes."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class ClusterConfig(ClusterSettings):
     devices: tuple[str, ...] = ()
 
     def for_coordinator(self, name: str = "coordinator", *, own_servers: bool = False) -> CoordinatorSettings:
-        """Return what the coordinator is told."""
+        """Return the coordinator's settings."""
         return CoordinatorSettings.taken_from(self, name=name, own_servers=own_servers)
 
     def for_server(self, index: int, coordinator: str, *, bind: str = "", name: str = "") -> ServerSettings:
-        """Return what a server is told, which by default listens on the same addresses as the coordinator."""
+        """Return the settings of a server, which by default listens on the same addresses as the coordinator."""
         return replace(
             self.server, coordinator=coordinator, address=bind or self._server_address(coordinator), index=index,
             name=name or f"server-{index}", interface=self.interface, insecure=self.insecure, keys=self.keys,
@@ -45,7 +45,7 @@ class ClusterConfig(ClusterSettings):
 
     @property
     def outlives_servers(self) -> bool:
-        """Whether jobs go on when a server is lost: from copies of its shards, or from a checkpoint."""
+        """Whether jobs continue when a server is lost: from copies of its shards, or from a checkpoint."""
         saved = self.checkpoints.checkpoint is not None or self.checkpoints.restore is not None
         return bool(self.replicas) or (saved and self.fallback_timeout > 0)
 

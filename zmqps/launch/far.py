@@ -64,7 +64,7 @@ class Voice:
             self._writer.write(encode(message))
 
     async def flush(self) -> None:
-        """Wait until there is room for more; raise `ConnectionError` if the reader has gone."""
+        """Wait until there is room for more; raise `ConnectionError` if the reader has closed its end."""
         async with self._turn:
             await self._writer.drain()
 

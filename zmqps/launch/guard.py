@@ -1,7 +1,7 @@
 """Ends what a killed process leaves: a program that outlives it for the moment that this takes.
 
 The kernel kills the workers of a process that dies (`zmqps.launch.leash`), but not what these have started. The guard
-knows their process groups and hears on a pipe when the process that it guards is gone. It needs the standard library
+knows their process groups and hears on a pipe when the process that it guards has ended. It needs the standard library
 only and is run by its path, so that it takes little memory and starts quickly.
 """
 
@@ -36,7 +36,7 @@ class Guard:
             self._popen.wait()
 
     def watch(self, group: int) -> None:
-        """Have a process group killed when this process is gone."""
+        """Have a process group killed when this process has ended."""
         self._say(f"+{group}")
 
     def forget(self, group: int) -> None:

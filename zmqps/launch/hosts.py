@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from zmqps.errors import ConfigurationError, printable
 
-#: What this host is called where it is to be reached without ssh.
+#: What this host is called where it is reached without ssh.
 LOCAL = "localhost"
 #: A file of hosts is small; so is what one host may run.
 MAX_HOSTS, MAX_ON_HOST = 4096, 4096
@@ -40,11 +40,11 @@ class Host:
     servers, workers
         How many of them exactly; None: as the spreading has it.
     interface, address
-        By which its nodes are to be reached; empty: by the address at which ssh has reached it.
+        By which its nodes are reached; empty: by the address at which ssh has reached it.
     python
         The Python that runs zmqps there; empty: as everywhere.
     coordinator
-        Whether the coordinator is to run there.
+        Whether the coordinator should run there.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Host:
 
     @property
     def destination(self) -> str:
-        """What ssh is told: ``user@name``."""
+        """The destination for ssh: ``user@name``."""
         return f"{self.user}@{self.name}" if self.user else self.name
 
     @property
@@ -196,8 +196,8 @@ def spread(hosts: Sequence[Host], servers: int | None, workers: int | None, *, l
     """Return what runs on each host, in the order of the hosts.
 
     Numbers that a host names itself are kept. The other workers go to the hosts with the fewest for their slots, the
-    other servers to hosts without workers where there are any, else beside them; the coordinator to the host that asks
-    for it, else to the first. Workers, and servers, of one host have numbers that follow each other.
+    other servers to hosts without workers, or next to workers where all hosts have some; the coordinator to the host
+    that asks for it, else to the first. Workers, and servers, of one host have numbers that follow each other.
 
     Parameters
     ----------
@@ -209,7 +209,7 @@ def spread(hosts: Sequence[Host], servers: int | None, workers: int | None, *, l
     Raises
     ------
     ConfigurationError
-        The hosts have no room for so many, or name other numbers.
+        The hosts have no room for that many, or name other numbers.
     """
     num_workers = _share(
         hosts, "workers", workers, [host.workers for host in hosts], [host.most for host in hosts],
@@ -239,7 +239,7 @@ def _share(
     hosts: Sequence[Host], what: str, asked: int | None, told: Sequence[int | None], most: Sequence[int], *,
     otherwise: int,
 ) -> list[int]:  # fmt: skip
-    """Return how many each host gets: what it was told, and of the rest one after the other to the emptiest."""
+    """Return how many each host gets: its own number, and of the rest one after the other to the emptiest."""
     counts = [count or 0 for count in told]
     rest = (otherwise if asked is None else asked) - sum(counts)
     free = [number for number, count in enumerate(told) if count is None]

@@ -52,7 +52,7 @@ class Order:
     command
         A worker's.
     settings
-        What a node is told, as plain data.
+        A node's, as plain data.
     address, index
         The coordinator, of all but itself; and a worker's number.
     env
@@ -153,7 +153,7 @@ class Keeper:
         return {"code": error.code, "text": str(error), "facts": error.facts()}
 
     async def status(self, timeout: float, servers: int = 0) -> dict[str, Any]:
-        """Return what a coordinator that runs here says of its cluster once it has so many servers.
+        """Return what a coordinator that runs here says of its cluster once it has ``servers`` servers.
 
         Raises
         ------

@@ -1,6 +1,6 @@
 """Runs a command that must not outlive the process which started it: ``leash.py PARENT COMMAND…``.
 
-A file of its own, run by its path, because it executes in the child: setting the parent-death
+A separate file, run by its path, because it executes in the child: setting the parent-death
 signal between fork and exec (``preexec_fn``) would run Python in a forked copy of a process with
 threads. The command then replaces this program, so it is what `ps` shows and signals reach.
 """

@@ -27,7 +27,7 @@ class Nodes:
     config
         What to start.
     spawn
-        Starts one, of what it is told.
+        Starts a node with its settings.
     """
 
     def __init__(self, config: ClusterConfig, spawn: Callable[[NodeSettings], Process]) -> None:
@@ -87,7 +87,7 @@ class Nodes:
         await while_all_run(all_joined, self.processes)
 
     async def grow(self, servers: int, timeout: float) -> None:
-        """Start servers until so many run without draining; return when they have joined.
+        """Start servers until this many run without draining; return when they have joined.
 
         That takes no longer than ``timeout`` seconds.
         """

@@ -1,4 +1,4 @@
-"""Which files of a folder are secrets, and so no code: by their names, by where they lie, and by their modes.
+"""Which files of a folder are secrets, and so no code: by their names, by where they are, and by their modes.
 
 Such a file is rarely meant for every host of a cluster. One that is left out by mistake is named,
 and its absence shows; one that is copied by mistake shows nowhere.
@@ -41,14 +41,14 @@ _PRIVATE_KEY, _PEM_NBYTES = b"PRIVATE KEY-----", 64 << 10
 
 
 def secrets_among(folder: Path, names: Iterable[str], script: str, named: Collection[Path]) -> dict[str, str]:
-    """Return for each file that is a secret what is to be named in its place: itself, or the folder that it is in.
+    """Return for each file that is a secret what to name in its place: itself, or the folder that it is in.
 
     Parameters
     ----------
     folder, names
         Files, by their paths below a folder.
     script
-        Which of them runs: it is none. If others may not read it either, modes tell nothing: a umask made them so.
+        Which of them runs: it is no secret. If others may not read it either, modes tell nothing: a umask made them so.
     named
         Files and directories that are secrets whatever their names: what options and the configuration say.
     """

@@ -67,7 +67,7 @@ class Process:
     env
         Its environment; by default this process's.
     settings
-        What a node is told, as plain data; it gets ``--parent-fd``, and reads them there. None: it is no node.
+        A node's, as plain data; it gets ``--parent-fd``, and reads them there. None: it is not a node.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class Process:
     def watch(self, other: Process) -> None:
         """Have a coordinator notice by itself that another process of this host ends (`zmqps.nodes.siblings`)."""
         assert self.channel is not None
-        with contextlib.suppress(AttributeError, OSError):  # not Linux, or one of them is gone: heartbeats will show it
+        with contextlib.suppress(AttributeError, OSError):  # not Linux, or one of them has ended: heartbeats show it
             fd = os.pidfd_open(other.popen.pid)
             try:
                 socket.send_fds(self.channel, [other.token], [fd])
@@ -407,7 +407,7 @@ def received(parent_fd: int) -> Any:
     Raises
     ------
     ConfigurationError
-        The parent is gone, or has said something else.
+        The parent has ended, or has said something else.
     """
     with socket.socket(fileno=os.dup(parent_fd)) as parent:
         head = parent.recv(SIZE.size, socket.MSG_WAITALL)
@@ -465,7 +465,7 @@ def launched_for() -> tuple[str, str] | None:
 def refuse(parent_fd: int, error: PSError) -> None:
     """Tell the parent why this node cannot start."""
     text = REFUSAL + json.dumps({"code": error.code, "text": str(error), "facts": error.facts()}) + "\n"
-    with contextlib.suppress(OSError):  # it is gone
+    with contextlib.suppress(OSError):  # it has ended
         os.write(parent_fd, text.encode())
 
 
@@ -485,7 +485,7 @@ def tail(log: Path, num_lines: int = TAIL_LINES) -> str:
     """Return the last messages of a log, indented."""
     try:
         said = _end_of(log)
-        if said.count(b"\n") < num_lines:  # it may have gone on in a new file a moment ago
+        if said.count(b"\n") < num_lines:  # it may have continued in a new file a moment ago
             with contextlib.suppress(FileNotFoundError):
                 said = _end_of(log.with_name(f"{log.name}.1")) + said
     except (OSError, UnsafeFileError):

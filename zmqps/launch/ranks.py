@@ -23,8 +23,8 @@ def roles(
     """Return what a task runs.
 
     Rank 0 has the coordinator. Servers are spread evenly over the ranks, and so over the hosts where neighbours share
-    one. Each rank has workers, or with ``apart`` each that has no server. With ``server_tasks`` the first so many ranks
-    have the servers, and the others the workers.
+    one. Each rank has workers, or with ``apart`` each that has no server. With ``server_tasks`` that many ranks, the
+    first, have the servers, and the others the workers.
 
     Raises
     ------

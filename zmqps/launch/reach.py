@@ -43,10 +43,10 @@ def own_address(
 
 
 def undecided(addresses: Mapping[str, str]) -> tuple[list[str], str]:
-    """Return the hosts whose address only the way to another one can tell, and that one's; empty if there is none.
+    """Return the hosts whose address only the route to another host shows, and that host's address, empty if none.
 
-    They are the launcher's own, which no ssh was needed for, and where others have addresses of their own those that
-    were reached by loopback: on Debian a host's own name is 127.0.1.1.
+    They are the launcher's host, which needed no ssh, and, where others have their own addresses, those that were
+    reached by loopback: on Debian a host's own name is 127.0.1.1.
     """
     known = [address for address in addresses.values() if address]
     far = [address for address in known if not is_loopback(address)]

@@ -34,7 +34,7 @@ from zmqps.net.system.signals import heed_children
 LAST_WORDS = 10
 #: What ssh itself ends with where it does not reach a host; else it ends as the command there does.
 SSH_FAILED = 255
-#: Seconds that a host that was told to end may take to be gone; its agent gives its processes half of that.
+#: Seconds that a host may take to end when asked to; its agent gives its processes half of that.
 GOODBYE_S = 20.0
 
 

@@ -14,8 +14,8 @@ from zmqps.keys.keyring import Keys
 from zmqps.launch.processes import Process, describe_exit
 from zmqps.nodes.inquiry import report_exit
 
-#: A coordinator that is away, and comes back from its journal, is told when it is back. One that does not answer for so
-#: long has missed the heartbeats as well by then.
+#: A coordinator that is away, and comes back from its journal, is informed when it is back. One that does not answer
+#: for this long has missed the heartbeats as well by then.
 REPORT_S = 20.0
 
 log = logging.getLogger("zmqps.launch")
@@ -35,7 +35,7 @@ class Reports:
         keys: Keys | None,
         then: Callable[[Sequence[str]], None] = lambda lost: None,
     ) -> None:
-        """Tell the coordinator at an address that a process has ended, and go on; again until it has answered.
+        """Tell the coordinator at an address that a process has ended, without waiting; again until it has answered.
 
         Parameters
         ----------
@@ -57,7 +57,7 @@ class Reports:
             task.add_done_callback(self._tasks.discard)
 
     async def settle(self, timeout: float) -> None:
-        """Wait until all has been told, for so many seconds at most."""
+        """Wait until the coordinator knows of all, for ``timeout`` seconds at most."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=timeout)
 

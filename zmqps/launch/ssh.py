@@ -14,7 +14,7 @@ from zmqps.launch.hosts import Host
 
 #: Never ask for a password; give up a host that does not answer.
 OPTIONS = ("BatchMode=yes", "ConnectTimeout=10", "RemoteCommand=none")
-#: A host that falls silent, too: ssh asks so many times, one interval after the other, and ends an interval later.
+#: A host that falls silent, too: ssh asks this many times, one interval after the other, and ends an interval later.
 ALIVE_COUNT = 3
 #: The longest interval, in seconds, whatever silence is allowed: ssh takes no number that is too large.
 MAX_ALIVE_S = 1 << 20
@@ -29,7 +29,7 @@ class Shell:
     ssh
         The command in place of ``ssh``; takes the same arguments.
     python
-        The Python that runs zmqps on each host; empty: this one's path.
+        The Python that runs zmqps on each host; empty: the path of this Python.
     silence
         Seconds without a word after which an agent ends by itself, and the launcher gives a host up. ssh does so later.
     """

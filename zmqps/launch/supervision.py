@@ -4,7 +4,7 @@ One loop, `supervise`, serves processes of this host, of another one (`zmqps.lau
 (`zmqps.launch.keeper`). What differs between supervisors are values: the `Restarts`, and what they do about an `End`.
 
 All lives of a worker have a token in their environment, and a number. By these the coordinator lets a life take the
-place of its predecessor at once, even before that one's loss is known.
+place of its predecessor at once, even before the predecessor's loss is known.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ RESTART_S = 30.0
 PAUSE_S, MOST_PAUSE_S = 0.5, 30.0
 #: How long workers may take to end after SIGTERM, where the user does not say.
 DRAIN_TIMEOUT_S = LauncherSettings().drain_timeout
-#: Exit codes after which another life would end in the same way: what it was told cannot be used, as click and argparse
-#: say it, or there is no such command, as shells do.
+#: Exit codes after which another life would end in the same way: its arguments are wrong, in click and argparse, or
+#: there is no such command, in shells.
 HOPELESS = (exits.USAGE, 126, 127)
 #: Exit codes of a worker that has not failed: it was done, or asked to go.
 WELL = (exits.OK, exits.DRAINED)
@@ -88,7 +88,7 @@ class Restarts:
     replaces
         Whether the next life takes the place of the one before, by a token in its environment.
     possible
-        Whether another life could go on now.
+        Whether another life could continue the work now.
     """
 
     def __init__(
