@@ -25,6 +25,9 @@ TOPS = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "docs", "deploy", "exampl
 GENERATED = "docs/errors.md"
 WIDTH = 120
 
+_DUTIES = (
+    "begin|come|cut|do|end|follow|give|go|have|hold|join|keep|learn|leave|move|read|run|say|start|stop|take|train|write"
+)
 #: A phrase -> what to write in its place. Of people, only "user who" is fine.
 INSTEAD = {
     r"(?<!\buser )(?<!\busers )\bwho(?:m|ever)?\b": "a noun: the worker that …, a peer that …; nodes are 'it'",
@@ -36,12 +39,6 @@ INSTEAD = {
     r"\bis nothing (?:a|an|that)\b": "cannot be",
     r"\bthat (?:is|was|are|were) to (?!be\b)\w+": "will, should",
     r"\bas (?:soon|long) as that is\b": "once",
-}
-_DUTIES = (
-    "begin|come|cut|do|end|follow|give|go|have|hold|join|keep|learn|leave|move|read|run|say|start|stop|take|train|write"
-)
-#: The same, outside of `LATER`.
-INSTEAD_SOON = {
     r"\b(?:lies|lie|lay|lain)\b": "is, is stored",
     r"\b(?:has|have|had|is|are|was|were|be) gone\b": "has left, has ended, is lost, was removed",
     r"\b(?:is|are|was|were|be|been|being|never|not) told\b": "is informed, is sent, learns",
@@ -54,15 +51,7 @@ INSTEAD_SOON = {
     r"\ban? \w+(?: \w+)? of (?:its|their|your|my|our) own\b(?! [\w-]+s\b)": "its own, a separate",
     r"(?<!there )\b(?:is|are) (?-i:none)\b(?! of (?:its|the|these|them)\b)": "is not one, is invalid, is missing",
 }
-#: Where these phrases still are.
-LATER = (
-    "zmqps/aio.py", "zmqps/client/", "zmqps/codecs/", "zmqps/launch/", "zmqps/nodes/checkpoints.py",
-    "zmqps/nodes/coordinator.py", "zmqps/nodes/server.py", "zmqps/optim/", "zmqps/sinks/", "zmqps/worker.py",
-)  # fmt: skip
-PATTERNS, PATTERNS_SOON = (
-    {re.compile(phrase, re.IGNORECASE): instead for phrase, instead in table.items()}
-    for table in (INSTEAD, INSTEAD_SOON)
-)
+PATTERNS = {re.compile(phrase, re.IGNORECASE): instead for phrase, instead in INSTEAD.items()}
 
 #: What is no prose: a name in backticks, a replacement field of an f-string, a string that is one lower-case word.
 CODE = re.compile(r"`+[^`\n]+`+")
@@ -87,10 +76,9 @@ class Place(NamedTuple):
 def places(path: Path) -> Iterator[Place]:
     """Yield where a document has such phrases; or a module, in comments, docstrings and other strings."""
     name = path.relative_to(ROOT).as_posix()
-    patterns = PATTERNS if name.startswith(LATER) else PATTERNS | PATTERNS_SOON
     for number, text, prose in _texts(path):
         for offset, (line, words) in enumerate(zip(text.split("\n"), prose.split("\n"), strict=True)):
-            for pattern, instead in patterns.items():
+            for pattern, instead in PATTERNS.items():
                 if found := pattern.search(words):
                     yield Place(name, number + offset, line.strip(), f"for {found[0]!r}, {instead}")
 

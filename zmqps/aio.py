@@ -234,7 +234,7 @@ class AsyncWorker(_Awaitable[Worker]):
     def on_rollback(self, callback: Callable[[Rollback], object]) -> None:
         """Let a function be called in the running loop whenever the job goes back, as `zmqps.Worker.on_rollback` does.
 
-        It is called before any ``await`` returns values that have gone back.
+        It is called before any ``await`` returns values of the restored checkpoint.
         """
         loop = asyncio.get_running_loop()
         if callable(callback):
@@ -251,7 +251,7 @@ class AsyncWorker(_Awaitable[Worker]):
         self._worker._member.connection.thread.refuse_in_fork()  # in which the helper does not run
         try:
             return self._helper.submit(call)
-        except RuntimeError:  # the helper is gone, so the worker is closed
+        except RuntimeError:  # the helper has ended, so the worker is closed
             raise ClosedError("the worker is closed") from None
 
     async def finish(self, *, timeout: float | None = None) -> None:

@@ -78,7 +78,7 @@ class Worker:
     """A connection to a cluster; made by `connect`.
 
     Methods block until done; `push_async`, `pull_async` and `push_pull_async` return a `concurrent.futures.Future` with
-    the same outcome. Cancelling one withdraws a pull, or a push of which nothing has left yet; anything else goes on.
+    the same outcome. Cancelling one withdraws a pull, or a push of which nothing was sent yet; anything else continues.
     All may be called from any thread, one at a time; in a callback of a future, which runs on the background thread,
     only those that do not block (`ConfigurationError`), and in a forked child none (`ForkedError`): it connects itself.
     Arrays handed to a push are read until it is done, arrays in ``out`` are written until it is done: leave them alone
@@ -351,9 +351,9 @@ class Worker:
         Parameters
         ----------
         grads : mapping of str to array
-            Gradients of some or all parameters; None: no gradient in this step. Contiguous ones are sent from where
-            they lie; for servers on this host they are copied once, to memory that those read. `gradient_buffers` are
-            not even copied. Those on a GPU are copied to this host before this returns, after pending work of their
+            Gradients of some or all parameters; None: no gradient in this step. Contiguous ones are sent without
+            a copy; for servers on this host they are copied once, to memory that those read. `gradient_buffers` are not
+            even copied. Those on a GPU are copied to this host before this returns, after pending work of their
             library; for a codec that gives the same bits on every device (``portable``) they are encoded first.
         atomic : bool
             Apply all of it on a shard at once, so that no other worker's update of that shard comes in between.
@@ -413,7 +413,7 @@ class Worker:
         codec : Codec or str, optional
             The codec of the values, one without error feedback; by default the job's.
         copy : bool
-            By default the arrays are yours. On a server's host they may lie in its memory, page by page until you write
+            By default the arrays are yours. On a server's host they may share its memory, page by page until you write
             there (``docs/lane.md``). False: return read-only arrays. They are views of a server's own memory if that is
             on this host, in reach, and holds the parameter in one piece. A view does not change until
             garbage-collected: the server writes later updates elsewhere, and keeps up to two more copies of its values
@@ -602,15 +602,15 @@ class Worker:
 
         Each turn of the loop is a step: it begins with `pull`, and its body ends it by a push of all gradients,
         `advance` or `skip`. In synchronous mode steps are the job's: all workers leave the loop with step ``until``
-        applied. A worker that joins later, or a job that was restored from a checkpoint or has gone back to one,
-        continues at its step. In the other modes they are this worker's own. In bounded mode a worker that joins or is
-        restored begins at the step of the slowest; in asynchronous mode at 0, because no checkpoint knows how far each
-        worker was.
+        applied. A worker that joins later continues at the job's step, and a job that goes back to a checkpoint at the
+        checkpoint's. In the other modes they are this worker's own. In bounded mode a worker that joins or is restored
+        begins at the step of the slowest; in asynchronous mode at 0, because no checkpoint knows how far each worker
+        was.
 
         Parameters
         ----------
         until : int
-            The step at which the loop ends, counted from 0, so a second loop goes on with a larger number.
+            The step at which the loop ends, counted from 0, so a second loop needs a larger number.
         out, copy, timeout
             As for `pull`.
 
@@ -694,7 +694,7 @@ class Worker:
         Parameters
         ----------
         for_all : bool
-            Synchronous: discard the gradients of all workers, not only this one's.
+            Synchronous: discard the gradients of all workers, not only of this worker.
         timeout
             As for `advance`, as are the errors.
         """
@@ -927,7 +927,7 @@ class Worker:
     ) -> Future[SavedCheckpoint]:
         """Save the job where the cluster keeps checkpoints; return when the checkpoint is whole and on the disk.
 
-        Training goes on meanwhile, this worker's in other threads. Saved are values, the optimizer's slots and step
+        Training continues meanwhile, this worker's in other threads. Saved are values, the optimizer's slots and step
         counts, the steps or clocks, how far the data sets are, and ``state``. In the synchronous mode it is the version
         at the end of the last complete step. One job is saved at a time: others wait for their turn.
 
@@ -937,7 +937,7 @@ class Worker:
             Other data to save, such as ``{"epoch": 3}``: plain data, some kilobytes. `restored` has it again.
         consistent : bool
             Asynchronous: cut between pushes, for which all workers pause until those under way are acknowledged.
-            Otherwise each slice (4 MiB) is whole, with a version of its own. The other modes always do what it takes.
+            Otherwise each slice (4 MiB) is whole, with its own version. The other modes always cut consistently.
         timeout : float, optional
             Seconds; by default as `connect` says, at least 60.
 
@@ -951,7 +951,7 @@ class Worker:
         ConfigurationError
             The cluster was started without a place for checkpoints; or ``state`` is not plain data.
         CheckpointFailedError
-            It could not be made, for example because the disk is full. Training goes on.
+            It could not be made, for example because the disk is full. Training continues.
         JobError
             The job is not being trained, has lost values, or is ending, and its last checkpoint has begun.
         CheckpointTooSoonError
@@ -973,7 +973,7 @@ class Worker:
         """Come back as a new member: what to do after `EvictedError`, or a `PeerLostError` of the coordinator.
 
         A worker that was stopped, or cut off, for longer than the heartbeat timeout is presumed
-        dead, and the others go on without it. It hears so from them, or gets no answers. This
+        dead, and the others continue without it. It hears so from them, or gets no answers. This
         waits until the coordinator can be reached, ends its old life and joins as a new
         incarnation under the same name, with its old rank where that is free; where this worker had called
         `init`, it attaches to the job as it is. So `pull` next: the values on the servers count.

@@ -85,7 +85,7 @@ def test_nobody_waits_for_a_sink_that_is_held_up_and_what_is_dropped_is_counted_
     feed.end()
     assert feed.join(WAIT_S)
     assert steps(sink) == [0, *range(91, 101)], "the newest are there"
-    assert "--values slow is too slow: 90 calls of log dropped; training goes on" in caplog.text
+    assert "--values slow is too slow: 90 calls of log dropped; training continues" in caplog.text
 
 
 def test_a_batch_that_is_larger_than_the_queue_is_dropped() -> None:
@@ -110,7 +110,7 @@ def test_a_sink_that_fails_is_named_once_and_goes_on_to_be_asked(caplog: pytest.
     assert feed.num_failed == 3
     lines = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert [line.getMessage() for line in lines] == [
-        "--values broken cannot be written to: OSError: no room on the disk; training goes on"
+        "--values broken cannot be written to: OSError: no room on the disk; training continues"
     ]
 
 

@@ -193,7 +193,7 @@ class Loop:
         self.until = until
         self.at = at
         self._by_version = job.mode == "sync"
-        self._most = (job.aggregate or 1) + 1  # a worker may bring all gradients of a step; and it may have gone back
+        self._most = (job.aggregate or 1) + 1  # a worker may bring all gradients of a step; and the job may go back
         self._num_begun = 0  # how often the current step was begun
 
     @property

@@ -36,7 +36,7 @@ def claim(worker: Any, model: object) -> None:
     if trained is not None and trained is not model:
         raise ConfigurationError(
             "this worker's job already trains another model: a job has one model and one optimizer. Connect a second "
-            'time for this one, with a job of its own: zmqps.connect(job="discriminator")'
+            'time for this one, with a separate job: zmqps.connect(job="discriminator")'
         )
     _MODELS[worker] = ref(model)
 

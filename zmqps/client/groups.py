@@ -45,8 +45,8 @@ class Steps:
         and counted (backup workers). If more, workers push several batches in a step. By default one of every live
         worker.
     on_straggler : {"wait", "continue", "fail"}
-        What to do when a step takes longer than earlier steps suggest: wait on, go on without the late workers, or let
-        the waiting ones fail with `DeadlineError`.
+        What to do when a step takes longer than earlier steps suggest: wait on, continue without the late workers, or
+        let the waiting ones fail with `DeadlineError`.
     mean : {"pushed", "workers"}, optional
         What each element's sum of gradients is divided by. ``pushed``, the default of `zmqps.Worker.init`: the examples
         of the workers that pushed it, so workers may hold different layers. ``workers``, the default of frameworks: the
@@ -86,7 +86,7 @@ class Gradients:
     treatment: Treatment | None = None
 
     def check(self) -> None:
-        """Raise `ConfigurationError` if the treatment is none."""
+        """Raise `ConfigurationError` if the treatment is not one."""
         if not isinstance(self.treatment, Treatment | None):
             raise ConfigurationError(
                 f"treatment comes from zmqps.stale, as drop(bound=8); got {checks.shown(self.treatment)}"

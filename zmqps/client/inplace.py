@@ -103,7 +103,7 @@ STAGED_NBYTES = 1 << 20
 #: The part of the memory that is left which the staging of all workers takes at most: pages that are not there end a
 #: process. All workers may be on this host.
 MOST_OF_MEMORY = 0.5
-#: Servers keep what a failed push gave up mapped for a while: after so many, staging ends.
+#: Servers keep what a failed push gave up mapped for a while: after this many, staging ends.
 MOST_PARTED = 4
 
 

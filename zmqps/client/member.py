@@ -30,7 +30,7 @@ class Company(Protocol):
     """Other processes that a member shares its steps with."""
 
     def leave(self) -> None:
-        """Leave them; they go on without it."""
+        """Leave them; they continue without it."""
 
     def end(self) -> None:
         """Begin nothing more with them."""

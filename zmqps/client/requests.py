@@ -165,7 +165,7 @@ class Requests:
             check_names(wanted, self._index)
             missing = [name for name in wanted if name not in out]
             if missing:
-                raise ConfigurationError(f"out has no array for {missing[0]!r}, which is to be pulled")
+                raise ConfigurationError(f"out has no array for {missing[0]!r}, one of the names to pull")
             out = {name: out[name] for name in wanted}
         everything = wanted is None and out is None
         numbers = None if everything else check_names(out or wanted or (), self._index)
@@ -224,7 +224,7 @@ class Requests:
     ) -> tuple[PushTransfer, bool]:
         """Return the transfer of `zmqps.Worker.push`, and whether every named parameter has a gradient.
 
-        ``staged``: where the gradients lie, which are finite.
+        ``staged``: the buffers that hold the gradients, which are finite.
         """
         if step is not None:
             checks.flag("step", step)
@@ -278,7 +278,7 @@ class Requests:
         return push, complete
 
     def _refer(self, source: Source, own: GradientBuffers) -> None:
-        """Push gradients from the tables that they lie in, by reference where servers read those."""
+        """Push gradients from the tables that hold them, by reference where servers read those."""
         source.tables = own.tables
         source.in_place = NOTHING_COPIED_NBYTES if own.shared and self._in_place() else 0
 
@@ -338,7 +338,7 @@ class Requests:
     def lend(self, push: PushTransfer, pull: PullTransfer) -> bool:
         """Let servers read the gradients of a push_pull in place until its step is over, if it waits for that.
 
-        Return whether they do: the buffers are to be released if it fails (`GradientBuffers.part`). If a step needs
+        Return whether they do; then release the buffers if it fails (`GradientBuffers.part`). If a step needs
         more gradients than there are workers, values may arrive before it is over.
         """
         job = self.job
@@ -365,7 +365,7 @@ class Requests:
         """Return the flat targets of values by parameter number, and what makes the caller's dict and a version."""
         pull, result = self.pull(names, out, None, None, None)
         if not copy and not checks.flag("copy", copy) and out is not None:
-            raise ConfigurationError("copy=False returns values where they lie; with out= they are copied there")
+            raise ConfigurationError("copy=False cannot be combined with out=, which copies values")
         target = pull.target
         if target.tables is not None:
             tables = target.tables
@@ -393,7 +393,7 @@ class Requests:
     ) -> tuple[Target, Result]:
         """Return the targets of values, and what makes the caller's dict; ``each``: filled as values arrive."""
         if copy is not True and not checks.flag("copy", copy) and out is not None:
-            raise ConfigurationError("copy=False returns values where they lie; with out= they are copied there")
+            raise ConfigurationError("copy=False cannot be combined with out=, which copies values")
         text, parameters = self.job.pull_codec, self.job.parameters
         if codec is not None or text != RAW:  # also that of the job, whose package this client may lack
             text = check_codec(text if codec is None else codec, pulls=True)

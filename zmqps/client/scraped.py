@@ -35,8 +35,8 @@ class Scraped:
 
     Attributes
     ----------
-    The address of the metrics; empty: none.
-        Where metrics are found; empty: nowhere.
+    address
+        The address of the metrics; empty: none.
     thread
         The counting thread; a later life has another one.
     """
@@ -49,7 +49,7 @@ class Scraped:
         self.address = self._stack.enter_context(answering(place, self._measure, role, log))
 
     def follow(self, thread: SessionThread) -> None:
-        """Show this one's counts from now on; it is not kept alive by this."""
+        """Show the counts of this thread from now on, without keeping it alive."""
         self.thread = weakref.ref(thread)
 
     def _measure(self) -> Measurements:

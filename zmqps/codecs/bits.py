@@ -45,7 +45,7 @@ def unpack(octets: Bytes, size: int) -> Bytes:
     return np.unpackbits(octets, count=size, bitorder="little")
 
 
-#: Blocks that are added up together. Bits of so many blocks always fill their bytes.
+#: Blocks that are added up together. Bits of eight blocks always fill their bytes.
 LANES = 8
 #: Values of each that are added up in one go: all fit into the fastest cache.
 TILE = 128

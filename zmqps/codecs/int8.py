@@ -155,7 +155,7 @@ def int8(block: int = 1024, stochastic: bool = False) -> Int8:
     .. math:: s_b = \max_{i \in b} |x_i| \,/\, 127, \qquad q_i = \mathrm{round}(x_i / s_b), \qquad
         \mathrm{decode} = s_b\, q_i
 
-    so the error is at most half a scale (a whole one with stochastic rounding), beside float32's own.
+    so the error is at most half a scale (a whole one with stochastic rounding), besides the rounding of float32.
 
     Parameters
     ----------

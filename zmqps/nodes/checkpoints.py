@@ -49,8 +49,8 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger("zmqps.coordinator")
 
-#: A server that writes while training goes on rests after each slice so many times as long as that took, where no
-#: processor is idle: then steps take about a tenth longer.
+#: A server that writes while training continues rests after each slice, where no processor is idle: this many times as
+#: long as the slice took. Steps then take about a tenth longer.
 REST = 6.0
 
 
@@ -170,7 +170,7 @@ class CheckpointStore:
     owner
         The cluster.
     runs
-        Job -> the run that goes on, of those that begin from a checkpoint.
+        Job -> the run that continues, of those that begin from a checkpoint.
 
     Attributes
     ----------
@@ -203,10 +203,10 @@ class CheckpointStore:
         self._names = map(f"{secrets.token_hex(8)}-{{}}".format, count(1))  # of saves
         self._saves: dict[str, Save] = {}  # by path
         self._turn = threading.Lock()  # one is begun while the one before is removed, in another thread
-        self._replaced: Counter[str] = Counter()  # paths of saves that are to be removed, and have become others'
+        self._replaced: Counter[str] = Counter()  # paths of saves that will be removed, and have become others'
 
     def begin(self, job: str, version: int) -> str:
-        """Make room for a checkpoint; return where servers are to write."""
+        """Make room for a checkpoint; return the path that servers write to."""
         with self._turn:
             owner = next(self._names)  # servers may still write what was given up before
             save = Save.begin(self._storage, self._directory, job, version, owner, time.time())
@@ -243,7 +243,7 @@ class CheckpointStore:
         )
         path = path.removeprefix(SCHEME)
         published = self._saves[path].commit(whole)
-        self._taken(path)  # not before: what could not be published is to be removed
+        self._taken(path)  # not before: what could not be published must be removed
         self._prune(manifest["name"], published)
         return self._scheme + published, whole.nbytes, whole.version
 

@@ -81,7 +81,7 @@ class CoordinatorConfig(CoordinatorSettings):
 
     @property
     def options(self) -> CoordinatorOptions:
-        """What the machine is told."""
+        """The options of the machine."""
         saved = self.checkpoints
         seconds, steps = cadence("checkpoint_every", saved.every)
         patience = self.patience if self.journal is not None else 0.0  # without a journal none comes back
@@ -104,7 +104,7 @@ async def coordinate(config: CoordinatorConfig, parent_fd: int | None = None) ->
     CheckpointError
         There is no usable checkpoint to begin from.
     JournalError
-        It cannot go on from its journal.
+        It cannot resume from its journal.
     """
     log = logging.getLogger("zmqps.coordinator")
     one = restored(config.checkpoints)
@@ -213,7 +213,7 @@ def _store(config: CoordinatorConfig, identity: Identity, one: Checkpoint | None
 
 @contextmanager
 def _opened(directory: Path | None) -> Iterator[tuple[Journal | None, Mapping[str, Any]]]:
-    """Have the journal of a directory open, if there is to be one, and what was kept in it."""
+    """Open the journal of a directory, if one is named, and yield it with what was kept in it."""
     if directory is None:
         yield None, {}
         return

@@ -66,11 +66,11 @@ from zmqps.trace.doors import DOORS
 from zmqps.trace.switch import Switch
 from zmqps.web.server import WebPlace
 
-#: Tables that have no capacity leave so much of the host's memory free.
+#: Tables that have no capacity leave this much of the host's memory free.
 SPARE_NBYTES = 1 << 30
-#: And so much of a device's: rows that are gathered, and the chunks in which several tables grow at once.
+#: And this much of a device's: rows that are gathered, and the chunks in which several tables grow at once.
 SPARE_DEVICE_NBYTES = 512 << 20
-#: Where no processor is idle, a shard that is not awaited is prepared with pauses so many times as long as the work.
+#: Where no processor is idle, a shard that is not awaited is prepared with pauses: this many times as long as the work.
 REST = 3.0
 
 
@@ -203,7 +203,7 @@ def make_shard(
         needs["values while others are looked at"] = beside_nbytes(placement.nbytes(index), num_workers)
         needs["rows of tables"] = capacity_nbytes(placement, index)
         required = admit(name, placement, index, needs, free_nbytes(config, room))
-        # servers beside it may ask at the same moment, and what they are given shows only once it is written to
+        # other servers of this host may ask at the same moment, and what they get shows only once it is written to
         times = room.sharing if config.memory is None else 1
         beside = Beside(needs["values while others are looked at"], lambda nbytes: more(nbytes * times))
     rules = CompiledRules(spec, config, device, job.num_updating)
@@ -255,9 +255,9 @@ def row_kernel(config: ServerConfig, job: JobSpec, spec: TableSpec, there: Devic
 
 
 def may_grow(config: ServerConfig, reserved_nbytes: int, nbytes: int, device: Device | None = None) -> bool:
-    """Whether a shard may take so much more than was admitted, beside what is reserved on this server.
+    """Whether a shard may take this much more than was admitted, in addition to what is reserved on this server.
 
-    On a device that is about values and slots, but what stays on this host grows with them, so it is asked as well.
+    On a device this is about values and slots; what stays on this host grows with them, so it is checked as well.
     """
     if device is not None and nbytes + SPARE_DEVICE_NBYTES > device.memory().free_nbytes:
         return False

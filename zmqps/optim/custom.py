@@ -40,7 +40,7 @@ def custom(
     groups: Sequence[Group] = (),
     **hyper: float | bool,
 ) -> OptimizerSpec:
-    """Return an optimizer of your own, by the name under which its package registered it on the servers.
+    """Return a custom optimizer, by the name under which its package registered it on the servers.
 
     Its class, a subclass of `zmqps.optim.Rule`, never travels: it is installed on every server in a
     package that declares an entry point in group ``zmqps.optimizers``. It need not be installed here.

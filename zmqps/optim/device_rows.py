@@ -1,7 +1,8 @@
-"""A rule applied to rows of a table that lie on a device.
+"""A rule applied to rows of a table in the memory of a device.
 
 What depends on a row alone, by how much its gradient is scaled and the scalars of its update, is computed on the host
-as for rows that lie there, so that it is the same. It goes to the device with the gradients, some rows at a time.
+as for rows in its memory, so that the results are the same. It goes to the device with the gradients, some rows at a
+time.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from .spec import Rule
 
 
 class Chunks(Protocol):
-    """Where values and slots lie on a device (`zmqps.gpu.rows.Chunks`)."""
+    """The memory of values and slots on a device (`zmqps.gpu.rows.Chunks`)."""
 
     @property
     def addresses(self) -> Any:
@@ -37,7 +38,7 @@ class Chunks(Protocol):
         """Values, slots and slots of one number, each as an array of all rows is read and written."""
 
     def blocks(self, num_rows: int, row_nbytes: int) -> Iterable[slice]:
-        """Return parts of so many rows that can be staged, of which each takes so many bytes."""
+        """Return parts of ``num_rows`` rows that can be staged; a row takes ``row_nbytes``."""
 
     def staged(self, arrays: Sequence[Array]) -> Sequence[Any]:
         """Return arrays on the device, flat, until others are staged."""

@@ -89,7 +89,7 @@ class Hyperparameters:
         return [found[rule] for rule in range(len(found))]
 
     def _row(self, number: int, values: Mapping[str, float], asked: Mapping[str, float] | None) -> Row:
-        """Return what is to be in the place of a group's own numbers."""
+        """Return what replaces a group's own numbers."""
         own = dict(self._own(number))
         row: Row = dict.fromkeys(self._names)
         if number and self._spec.groups[number - 1].frozen:

@@ -8,7 +8,7 @@ numpy way with another namespace and one block.
 A numba loop is compiled for one dtype with one signature: gradients are taken as read-only and
 possibly unaligned, which every array can pass for, so a received frame needs neither a copy nor a
 second compilation. Compiled loops are kept on disk. Numba files them by source file and function
-name and would not notice another equation under the same name; so each has a name of its own,
+name and would not notice another equation under the same name; so each has a separate name,
 made from the rule's name and a hash of its equation.
 """
 
@@ -332,7 +332,7 @@ def mean(arrays: Sequence[NDArray[Any]], share: float, out: NDArray[Any]) -> boo
     share : float
         What the sum is multiplied with, as a number of their dtype.
     out : array
-        Like `arrays`, beside all of them.
+        Like `arrays`; overlaps none of them.
 
     Returns
     -------
@@ -431,7 +431,7 @@ def finite_loop(dtype: np.dtype[Any]) -> tuple[Callable[..., bool], np.dtype[Any
 
 @lru_cache(maxsize=2 * len(loops.ADDED))
 def mean_loop(dtype: np.dtype[Any], count: int) -> tuple[Callable[..., bool], Any]:
-    """Return the loop over so many arrays of `dtype`, and the largest number that is finite."""
+    """Return the loop over ``count`` arrays of `dtype`, and the largest number that is finite."""
     import numba
     from numba import types
 

@@ -1,6 +1,6 @@
 """The loops numba compiles: one for each count of slots, with the equation left open.
 
-`kernels` makes copies of these functions, with an `update` and a `gradient` of their own. `p` and `q`
+`kernels` makes copies of these functions, each with its own `update` and `gradient`. `p` and `q`
 are the scalars of the two, which every element shares. Each loop is written twice, because a compiler that cannot know
 whether `w` and `out` are the same memory would not vectorise the case where they are.
 """

@@ -20,7 +20,7 @@ BUILTIN: dict[str, Any] = {}
 
 
 def builtin(cls: type[T]) -> type[T]:
-    """Let an optimizer be named by a peer, and by a script, whose mistakes in names of options are told."""
+    """Let peers and scripts name an optimizer; a misspelled option raises an error that names it."""
     name: str = cls.name  # type: ignore[attr-defined]
     BUILTIN[name] = cls
     if cls.__doc__:  # not so with python -OO

@@ -1,6 +1,6 @@
 """A rule for rows of a table as kernels of a GPU, made from its equation as those of `fused` are.
 
-Rows lie in *chunks* of 2**shift rows, whose addresses the device has in an array. A chunk has the values of all its
+Rows are in *chunks* of 2**shift rows, whose addresses the device has in an array. A chunk has the values of all its
 rows, then each slot of all of them, then what is one number a row. A thread does one element: it looks up the chunk of
 its row, reads and writes each array there once. A rule with a slot of one number a row takes three kernels, between
 which the squares of each row are averaged.
@@ -26,8 +26,8 @@ __device__ void store(size_t chunk, ptrdiff_t at, float x) { ((float*)chunk)[at]
 __device__ ptrdiff_t quotient(ptrdiff_t a, ptrdiff_t b) { return a / b; }
 """
 )
-#: What every kernel over rows is told of them: their numbers, and the chunks that these are in. The addresses count as
-#: an output, as what is written is behind them.
+#: Arguments of every kernel over rows: the rows' numbers, and the addresses of the chunks. These count as an output,
+#: as what they point to is written.
 ROWS, CHUNKS = "raw int64 rows, int64 shift", "raw uint64 chunks"
 
 
@@ -42,7 +42,7 @@ class RowSources(NamedTuple):
 def element(dim: int) -> list[str]:
     """Return statements that name the row of a thread's element (``k`` of the call, ``r`` of the table), and its chunk.
 
-    ``at`` is where the element lies in the chunk's values.
+    ``at`` is the element's index in the chunk's values.
     """
     return [
         f"const ptrdiff_t k = quotient(i, {dim});",
@@ -69,7 +69,7 @@ def sources(rule: Rule, dim: int, *, counts: bool, keeps: bool) -> RowSources:
     Parameters
     ----------
     counts
-        Whether ``numbers`` has the rule's scalars for each row; else each is an input of its own.
+        Whether ``numbers`` has the rule's scalars for each row; else each is a separate input.
     keeps
         Whether the values of each row are multiplied by a number first.
 

@@ -1,7 +1,7 @@
 """A rule applied to some rows of a table, each with its own number of updates.
 
 The equation is that of dense parameters: `numpy` computes it on the rows that it has taken out (the reference),
-`numba` in one loop over rows, where they lie; `device_rows` has those that lie on a GPU.
+`numba` in one loop over rows, in place; `device_rows` is for those on a GPU.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class RowKernel:
         still = rule.variant(learning_rate=1.0)
         self._varies = any(still.scalars(1) != still.scalars(step) for step in (2, 1000))
         self.counts = self._varies and step_counts == "rows"
-        self._told = rule  # with the learning rate that was told last
+        self._told = rule  # with the last learning rate that was given
         self._kept: dict[int, tuple[float, ...]] = {}  # its scalars, by the number of the update
 
     def __call__(
@@ -83,8 +83,8 @@ class RowKernel:
         learning_rate : float, optional
             Instead of the rule's own.
         missed : uint32 array (n,), optional
-            How many updates of the table each row has missed: weight decay beside the gradient, as AdamW has it, is
-            made up for first. Without it, rows decay only when they are touched.
+            How many updates of the table each row has missed: decoupled weight decay, as in AdamW, is made up for
+            first. Without it, rows decay only when they are touched.
         """
         rule = self.rule
         if rule.frozen or not rows.size:

@@ -22,7 +22,7 @@ def scale_linearly(spec_or_rate: Rate, workers: int, *, warmup_steps: int = 0) -
 
 
 def scale_linearly(spec_or_rate: OptimizerSpec | Rate, workers: int, *, warmup_steps: int = 0) -> OptimizerSpec | Rate:
-    r"""Return an optimizer, or a learning rate, for the steps that so many workers make together.
+    r"""Return an optimizer, or a learning rate, for the steps that several workers make together.
 
     A synchronous step of :math:`k` workers is one of a batch :math:`k` times as large, and there
     are :math:`k` times fewer of them for the same data. The linear scaling rule makes each

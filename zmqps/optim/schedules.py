@@ -50,7 +50,7 @@ KINDS: dict[str, type[Schedule]] = {}
 
 
 def named(cls: type[T]) -> type[T]:
-    """Let a schedule be named by a peer, and by a script, whose mistakes in names of options are told."""
+    """Let peers and scripts name a schedule; a misspelled option raises an error that names it."""
     KINDS[cls.kind] = cls
     return checks.options_of(cls.kind, OptimizerError)(cls)
 

@@ -239,7 +239,7 @@ class Rule(OptimizerSpec):
 
     @property
     def slots(self) -> tuple[str, ...]:
-        """Names of the state arrays kept beside the values, at most ``kernels.MOST_SLOTS``."""
+        """Names of the state arrays kept with the values, at most ``kernels.MOST_SLOTS``."""
         return ()
 
     @property

@@ -12,7 +12,7 @@ from functools import partial
 from zmqps.errors import counted
 from zmqps.sinks.sink import Sink
 
-#: Bytes of values that may wait for one sink, as they lie in memory; beyond it the oldest are dropped.
+#: Bytes of memory that values waiting for one sink may take; beyond it the oldest are dropped.
 MOST_NBYTES = 16 << 20
 #: Of an entry, and of each of its values: what Python needs for them.
 ENTRY_NBYTES, VALUE_NBYTES = 400, 120
@@ -123,7 +123,7 @@ class Feed:
             return
         more = f"; {self._unsaid} more since the last line" if self._unsaid else ""
         self._say_due, self._unsaid = now + SAY_S, 0
-        log.warning("--values %s %s%s; training goes on", self.name, text, more)
+        log.warning("--values %s %s%s; training continues", self.name, text, more)
 
 
 class Feeds:

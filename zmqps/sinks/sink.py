@@ -38,7 +38,7 @@ class Sink(Protocol):
 
 R = TypeVar("R")
 
-#: Runs that are open at a time: nodes that have gone are not told of, and each may be an open file.
+#: Runs that are open at a time: a sink does not learn which nodes have left, and each run may be an open file.
 MOST_RUNS = 128
 
 

@@ -78,7 +78,7 @@ class TensorBoard:
 
 
 def folder(name: str) -> str:
-    """Return a name as that of a folder; one that had to be changed for that is told from others by a few digits."""
+    """Return a name as that of a folder; one that had to be changed for that gets a few digits to be unique."""
     plain = re.sub(r"[^\w.+=@-]", "_", name)
     if plain == name and plain.strip("."):
         return plain

@@ -72,7 +72,7 @@ class Feed:
         self._exchange = exchange
         self._most = checks.whole("most", most, 1, 1 << 32)
         self._cursors = _cursors(since)  # by the buckets of a shard
-        self._anew = not self._cursors  # all rows are to be sent, or are being sent
+        self._anew = not self._cursors  # all rows will be sent, or are being sent
 
     @property
     def cursor(self) -> list[list[int]]:
@@ -103,7 +103,7 @@ class Feed:
 
         The first poll yields all rows, unless `Table.changes` was called without them. A poll that was not read to its
         end is repeated by the next. All is repeated, with a reset, if a shard does not know what has changed: it is on
-        another server, has gone back to a checkpoint, or more rows were removed than it remembers.
+        another server, went back to a checkpoint, or more rows were removed than it remembers.
 
         Parameters
         ----------

@@ -105,7 +105,7 @@ class RowCache:
         self._by_steps = False  # its clock counts steps
         self._lock = threading.Lock()
         self._arrived: deque[tuple[Reservation, Array, int]] = deque()
-        self._is_stale = False  # the job has gone back, or is placed elsewhere
+        self._is_stale = False  # the job went back to a checkpoint, or was placed elsewhere
         self._applied: list[tuple[Future[Any], Array]] = []  # pending pushes already applied to copies, and their ids
         self._sending: list[Future[Any]] = []  # pushes of deferred gradients, which no caller waits for
         self._counts = Counter[str]()

@@ -90,7 +90,7 @@ def table(
         What an optimizer's bias corrections count: the updates of each row, or those of the table, as PyTorch's
         SparseAdam does.
     lazy_decay : bool
-        Whether weight decay beside the gradient (``adamw``) makes up, when a row is touched, for the updates it has
+        Whether decoupled weight decay (``adamw``) makes up, when a row is touched, for the updates it has
         missed; otherwise only touched rows decay.
 
     Returns

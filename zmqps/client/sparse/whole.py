@@ -235,7 +235,7 @@ class WholeTable:
         with TableFile(path, format=format, replace=replace) as file:
             self.flush(timeout=timeout)  # deferred gradients of this worker's cache
             for part in self.changes(most=most).poll(timeout=timeout):
-                if part.reset:  # at the beginning, and if a shard has gone back to a checkpoint meanwhile
+                if part.reset:  # at the beginning, and if a shard went back to a checkpoint meanwhile
                     version = self.changes(initial=False, timeout=timeout).version
                     dim = self._requests(timeout).spec.dim
                     file.begin(TableFacts(self.name, dim, self._job_name, version, installed_version()))

@@ -29,7 +29,7 @@ class Adam(Rule):
     eps : float
         :math:`\epsilon`, keeps the denominator from zero.
     weight_decay : float
-        :math:`\lambda`; :math:`\lambda w` is added to the gradient. For decay beside the gradient, see `adamw`.
+        :math:`\lambda`; :math:`\lambda w` is added to the gradient. For decoupled decay, see `adamw`.
     eps_hat : bool
         Whether :math:`\epsilon` is added before the second mean's bias is corrected, to :math:`\sqrt v`, as Keras and
         TensorFlow do.

@@ -27,8 +27,8 @@ class AMSGrad(Adam):
     weight_decay : float
         :math:`\lambda`; :math:`\lambda w` is added to the gradient, unless it is decoupled.
     decoupled : bool
-        Whether weight decay acts on the values beside the gradient, :math:`w \leftarrow (1 - \eta \lambda)\,w - \dots`,
-        as in `adamw` and ``torch.optim.AdamW(amsgrad=True)``.
+        Whether weight decay acts directly on the values, :math:`w \leftarrow (1 - \eta \lambda)\,w - \dots`, as in
+        `adamw` and ``torch.optim.AdamW(amsgrad=True)``.
 
     Examples
     --------
