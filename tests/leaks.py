@@ -24,6 +24,8 @@ os.environ[RUN_TAG] = uuid.uuid4().hex
 SHARED_MEMORY = Path("/dev/shm")
 #: Seconds that what is about to vanish may take before it counts as left behind.
 ENDING = 2.0
+#: The same for a file of a process that was killed: its server sweeps it when it misses the process.
+SWEPT = 20.0
 #: Between two looks at it.
 LOOK = 0.02
 
@@ -155,15 +157,21 @@ def is_of_another_run(path: Path) -> bool:
     return False
 
 
+def is_of_a_dead_process(path: Path) -> bool:
+    """Tell whether the process of a file of shared memory, ``zmqps-<pid>-…``, has ended."""
+    number = path.name.split("-")[1:2]
+    return bool(number) and number[0].isdigit() and not psutil.pid_exists(int(number[0]))
+
+
 def leaked_files(before: Before) -> list[Path]:
     """Return the new files of shared memory that stay.
 
     One whose process was killed may be another test's, which runs beside this one and has a server about to sweep it.
     """
     patience = threading.Event()  # which nobody sets
-    ends_at = time.monotonic() + ENDING
+    began = time.monotonic()
     while found := [p for p in set(SHARED_MEMORY.glob("zmqps*")) - before.files if not is_of_another_run(p)]:
-        if time.monotonic() > ends_at:
+        if time.monotonic() > began + (SWEPT if all(map(is_of_a_dead_process, found)) else ENDING):
             return found
         patience.wait(LOOK)
     return []

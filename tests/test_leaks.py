@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 import zmq
 
 from tests import leaks
-from tests.leaks import Before, left_behind
+from tests.leaks import Before, is_of_a_dead_process, left_behind
 from tests.pace import allow
 
 PATIENCE = allow(20.0)
@@ -123,3 +127,28 @@ def test_a_context_is_found_and_a_closed_one_is_not() -> None:
         assert "Context" in text
     assert context.closed
     assert left_behind(before) == []
+
+
+def test_a_file_of_a_killed_process_may_be_swept_later_than_a_file_of_a_living_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(leaks, "SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr(leaks, "ENDING", 0.0)
+    before = Before.now()
+    with subprocess.Popen([sys.executable, "-c", ""]) as killed:
+        killed.wait()
+    swept, left = tmp_path / f"zmqps-{killed.pid}-swept", tmp_path / f"zmqps-{os.getpid()}-left"
+    swept.touch()
+    looks: list[Path] = []
+
+    def looking(path: Path) -> bool:
+        looks.append(path)
+        if len(looks) == 3:
+            path.unlink()
+        return is_of_a_dead_process(path)
+
+    monkeypatch.setattr(leaks, "is_of_a_dead_process", looking)
+    assert leaks.leaked_files(before) == []
+    assert looks == 3 * [swept]
+    left.touch()
+    assert leaks.leaked_files(before) == [left]

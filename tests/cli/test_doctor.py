@@ -132,7 +132,7 @@ def test_the_directory_and_the_script_are_those_of_a_launch(
         (["--ports", "5571-5603"], "33 ports are too many to look at at once; name 32 at most, say --ports 5571-5602"),
         (["-H", "a:1", "--sync-code"], "say which script"),
         (["-H", "a:1", "--", "true"], "names no script"),
-        (["--", "python", "train.py"], "say which hosts"),
+        (["--", "python", "train.py"], "name the hosts that will run it"),
         (["--coordinator", "127.0.0.1"], "write tcp://HOST:PORT"),
     ],
 )
