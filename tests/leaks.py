@@ -150,10 +150,13 @@ def leaked_zmq_objects(before: Before) -> list[ZmqObject]:
 
 
 def is_of_another_run(path: Path) -> bool:
-    """Tell whether a file of shared memory, ``zmqps-<pid>-…``, is in use by a process that is none of ours."""
+    """Tell whether the process of a file of shared memory, ``zmqps-<pid>-…``, is there and is none of ours."""
     with contextlib.suppress(psutil.Error, ValueError, IndexError):
-        pid = int(path.name.split("-")[1])
-        return pid != os.getpid() and psutil.Process(pid).environ().get(RUN_TAG) != os.environ[RUN_TAG]
+        process = psutil.Process(int(path.name.split("-")[1]))
+        ours = [process.pid, *(parent.pid for parent in process.parents())]
+        if process.status() == psutil.STATUS_ZOMBIE:  # it has no environment, but a parent that has yet to hear
+            return os.getpid() not in ours
+        return process.pid != os.getpid() and process.environ().get(RUN_TAG) != os.environ[RUN_TAG]
     return False
 
 

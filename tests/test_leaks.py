@@ -6,11 +6,13 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import zmq
 
@@ -152,3 +154,16 @@ def test_a_file_of_a_killed_process_may_be_swept_later_than_a_file_of_a_living_o
     assert looks == 3 * [swept]
     left.touch()
     assert leaks.leaked_files(before) == [left]
+
+
+def test_a_file_of_a_zombie_is_its_parents(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        process = psutil.Process(ended.pid)
+        until = time.monotonic() + PATIENCE
+        while process.status() != psutil.STATUS_ZOMBIE:
+            assert time.monotonic() < until
+            os.sched_yield()
+        path = tmp_path / f"zmqps-{ended.pid}-left"
+        assert not leaks.is_of_another_run(path)
+        monkeypatch.setattr(os, "getpid", lambda: 1 << 30)
+        assert leaks.is_of_another_run(path)
