@@ -20,6 +20,8 @@ from zmqps.errors import CheckpointCorruptError, CheckpointError, CheckpointFore
 MOST_BASES = 100
 #: So often those of a job are listed where they are removed faster than they are looked at.
 _ATTEMPTS = 10
+#: And so often one is read again that was removed meanwhile.
+_READS = 5
 
 log = logging.getLogger("zmqps.checkpoint")
 
@@ -244,12 +246,12 @@ def load(path: str | os.PathLike[str], *, job: str | None = None, optimizer: boo
     >>> arrays = zmqps.load("/data/run-7")  # doctest: +SKIP
     """
     checks.flag("optimizer", optimizer)
-    for attempt in range(_ATTEMPTS):
+    for attempt in range(_READS):
         checkpoint = open_checkpoint(os.fspath(path), job)
         try:
             return checkpoint.arrays(optimizer=optimizer)
         except CheckpointNotFoundError:  # it was removed meanwhile
-            if attempt == _ATTEMPTS - 1 or entry_of(os.fspath(path)) is not None:
+            if attempt == _READS - 1 or entry_of(os.fspath(path)) is not None:
                 raise
         except CheckpointCorruptError as error:
             raise with_advice(checkpoint.storage, checkpoint.path, error) from error.__cause__
