@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from zmqps.cli import settings
-from zmqps.cli.look import as_json, coordinator, reach, shown_keys
+from zmqps.cli.look import as_json, cluster_name, coordinator, reach, shown_keys
 from zmqps.cli.settings import setting
 from zmqps.core.protocol import exits
 
@@ -53,13 +53,7 @@ def health(coordinator: str | None, keys: Path | None, directory: Path, timeout:
 @settings.job_secret
 @shown_keys
 @settings.directory
-@setting(
-    "--name",
-    shared=False,
-    example="cluster",
-    help="The cluster's, for its logs on this host.",
-    show_default="the one started here",
-)
+@cluster_name
 @timeout
 def stack(
     node: str,

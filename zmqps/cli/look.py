@@ -31,6 +31,10 @@ shown_keys = setting(
     "--keys", type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
     help="The directory of the cluster's keys; by default that of the cluster started here, if it has keys.",
 )  # fmt: skip
+cluster_name = setting(
+    "--name", shared=False, example="cluster", help="The cluster's, for its logs on this host.",
+    show_default="the one started here",
+)  # fmt: skip
 timeout = setting(
     "--timeout", shared=False, type=click.FloatRange(min=0, min_open=True), default=3.0, help="Seconds to wait."
 )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from zmqps.cli import settings
-from zmqps.cli.look import coordinator, reach, shown_keys
+from zmqps.cli.look import cluster_name, coordinator, reach, shown_keys
 from zmqps.cli.settings import setting
 from zmqps.core.protocol import exits
 from zmqps.errors import ConfigurationError
@@ -34,13 +34,7 @@ SPAN_S, POINTS = 300.0, 120
 @settings.job_secret
 @shown_keys
 @settings.directory
-@setting(
-    "--name",
-    shared=False,
-    example="cluster",
-    help="The cluster's, for its logs on this host.",
-    show_default="the one started here",
-)
+@cluster_name
 @setting(
     "--every", shared=False, type=click.FloatRange(min=0.2), default=1.0, help="Seconds from one view to the next."
 )
