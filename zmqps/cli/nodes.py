@@ -54,14 +54,13 @@ def _run(told: CoordinatorSettings | ServerSettings, parent_fd: int | None) -> i
 
 
 def _run_node(told: CoordinatorSettings | ServerSettings, parent_fd: int | None) -> int:
+    if isinstance(told, ServerSettings) and not told.name and told.index is not None:
+        told = replace(told, name=f"server-{told.index}")
+    set_up_logging(told.name or told.role, level=told.log_level)
     if isinstance(told, ServerSettings):
-        if not told.name and told.index is not None:
-            told = replace(told, name=f"server-{told.index}")
-        set_up_logging(told.name or told.role, level=told.log_level)
         from zmqps.nodes import server
 
         return server.run(server.ServerConfig.taken_from(told), parent_fd)
-    set_up_logging(told.name or told.role, level=told.log_level)
     from zmqps.nodes import coordinator
 
     return coordinator.run(coordinator.CoordinatorConfig.taken_from(told), parent_fd)
