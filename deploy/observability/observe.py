@@ -118,12 +118,26 @@ def grafana(directory: Path, port: int, source: str) -> Process | None:
     return run("grafana", command, directory, {**os.environ, **env})
 
 
-async def listening(process: Process) -> str:
-    """Return where Prometheus listens, as soon as it does."""
-    while not (found := re.search(r'"Listening on" address=(\S+)', process.log.read_text())):
+def ready(address: str) -> bool:
+    """Return whether Prometheus answers queries there: it listens before it has read what it keeps."""
+    try:
+        with urllib.request.urlopen(f"{address}/-/ready", timeout=END_S) as answer:
+            answer.read()
+    except OSError:  # 503 until then
+        return False
+    return True
+
+
+async def started(process: Process) -> str:
+    """Return the URL of Prometheus as soon as it answers queries."""
+    address = None
+    while True:
+        if found := re.search(r'"Listening on" address=(\S+)', process.log.read_text()):
+            address = f"http://{found[1]}"
+        if address and await asyncio.to_thread(ready, address):
+            return address
         if await all_exited([process], POLL_S):
             raise process.failure(process.popen.returncode)
-    return found[1]
 
 
 async def observe(options: argparse.Namespace) -> int:
@@ -136,12 +150,12 @@ async def observe(options: argparse.Namespace) -> int:
     running = [prometheus(directory, config, options.port)]
     stop = asyncio.ensure_future(asked.wait())
     try:
-        start = asyncio.ensure_future(asyncio.wait_for(listening(running[0]), START_S))
+        start = asyncio.ensure_future(asyncio.wait_for(started(running[0]), START_S))
         await asyncio.wait([start, stop], return_when=asyncio.FIRST_COMPLETED)
         if stop.done():
             start.cancel()
             return 0
-        where = f"http://{await start}"
+        where = await start
         print(f"Prometheus  {where}/alerts  (data and log in {options.directory})", flush=True)
         if (second := grafana(directory, options.grafana_port, where)) is not None:
             running.append(second)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import http.server
 import json
 import logging
 import os
 import re
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,7 +33,7 @@ OBSERVABILITY = DEPLOY / "observability"
 BUILT_IN = {"up", "ALERTS"}
 #: A program in place of Prometheus or Grafana: it says what it was given, then runs until it is asked to end.
 STAND_IN = """#!/bin/sh
-echo '"Listening on" address=127.0.0.1:9'
+echo "\\"Listening on\\" address=$LISTENS"
 echo "$0 $@ PROMETHEUS_URL=$PROMETHEUS_URL PROVISIONING=$GF_PATHS_PROVISIONING"
 exec sleep 600
 """
@@ -137,8 +140,31 @@ def test_every_alert_has_a_test() -> None:
 
 
 @pytest.fixture
-def stand_ins(tmp_path: Path) -> str:
+def queries_answered() -> Iterator[tuple[str, list[int]]]:
+    """Where a Prometheus would listen that reads what it keeps while it is asked twice, and what it has answered."""
+    answered: list[int] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            answered.append(503 if len(answered) < 2 else 200)
+            self.send_response(answered[-1] if self.path == "/-/ready" else 404)
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            """Say nothing."""
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield f"127.0.0.1:{server.server_address[1]}", answered
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, queries_answered: tuple[str, list[int]]) -> str:
     """A search path with programs in place of Prometheus and Grafana."""
+    monkeypatch.setenv("LISTENS", queries_answered[0])
     place = tmp_path / "bin"
     place.mkdir()
     for name in ("prometheus", "grafana"):
@@ -155,9 +181,12 @@ def answers() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
-def test_what_was_started_ends_with_it_however_that_ends(observe: Observe, stand_ins, answers, number) -> None:
+def test_what_was_started_ends_with_it_however_that_ends(
+    observe: Observe, stand_ins, queries_answered, answers, number
+) -> None:
     running = observe("--metrics", answers, PATH=stand_ins)
-    assert running.line().startswith("Prometheus  http://127.0.0.1:9/alerts")
+    assert running.line().startswith(f"Prometheus  http://{queries_answered[0]}/alerts")
+    assert queries_answered[1] == [503, 503, 200], "it is named once it answers, not once it listens"
     assert running.line() == "Grafana     http://127.0.0.1:3000/d/zmqps\n"
     children = running.children()
     assert len(children) == 2
@@ -177,7 +206,9 @@ def test_where_one_ends_by_itself_the_other_is_ended_and_its_last_words_are_show
     assert_gone(children, PATIENCE)
 
 
-def test_grafana_is_told_where_prometheus_and_the_dashboard_are(observe: Observe, stand_ins, answers, tmp_path) -> None:
+def test_grafana_is_told_where_prometheus_and_the_dashboard_are(
+    observe: Observe, stand_ins, queries_answered, answers, tmp_path
+) -> None:
     running = observe("--metrics", answers, PATH=stand_ins)
     running.line(), running.line()
     log = tmp_path / "observe" / "grafana.log"
@@ -185,7 +216,8 @@ def test_grafana_is_told_where_prometheus_and_the_dashboard_are(observe: Observe
     while "PROVISIONING" not in log.read_text():
         assert time.monotonic() < until
         time.sleep(0.01)
-    assert f"PROMETHEUS_URL=http://127.0.0.1:9 PROVISIONING={tmp_path}/observe/provisioning" in log.read_text()
+    source = f"http://{queries_answered[0]}"
+    assert f"PROMETHEUS_URL={source} PROVISIONING={tmp_path}/observe/provisioning" in log.read_text()
     assert (tmp_path / "observe" / "provisioning" / "datasources" / "datasource.yml").is_file()
     config = (tmp_path / "observe" / "prometheus.yml").read_text()
     assert f'targets: ["{answers}"]' in config
