@@ -41,10 +41,12 @@ ifeq ($(strip $(VENV)),)
 # `make VENV= ...`: no virtualenv, use $(PYTHON) as it is; what is installed there is the caller's business.
 PY        := $(PYTHON)
 ZMQPS     := $(PYTHON) -m zmqps
+CONTRACTS := lint-imports
 INSTALLED :=
 else
 PY        := $(VENV)/bin/python
 ZMQPS     := $(VENV)/bin/python -m zmqps
+CONTRACTS := $(VENV)/bin/lint-imports
 INSTALLED := $(VENV)/.installed
 endif
 
@@ -75,10 +77,11 @@ help: ## show this list
 
 install: $(INSTALLED) ## create .venv with the tested versions (every target does so when needed)
 
-check: $(INSTALLED) ## format, lint, types, architecture rules, links in the docs
+check: $(INSTALLED) ## format, lint, types, imports, architecture rules, links in the docs
 	$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
 	$(PY) -m mypy
+	$(CONTRACTS) --no-logo --no-cache
 	$(PY) -m pytest -q $(TREE)
 
 screenshots: $(INSTALLED) ## take the pictures of the page and of zmqps top for the documents, with chromium: three minutes

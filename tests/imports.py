@@ -1,22 +1,15 @@
-"""The package's imports, read off its source: what a module imports, and what that makes of its rooms.
-
-A *room* is a folder of the package, or a module that stands alone on top of it: ``core/worker``, ``net/lane``,
-``data``. The package's own ``__init__`` is the room ``zmqps``. Folders within a room have its modules by subject.
-"""
+"""The package's modules and their imports, read off the source."""
 
 from __future__ import annotations
 
 import ast
 import gc
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
-
-#: Rooms that lie in others.
-WITHIN = ("core/coordinator/consistency", "net/lane")
 
 #: Who imports whom: modules by path, or rooms.
 Graph = dict[str, set[str]]
@@ -31,11 +24,10 @@ class Import(NamedTuple):
 class Module(NamedTuple):
     path: str
     tree: ast.Module
-    num_lines: int
 
 
 def parse(path: str, source: str) -> Module:
-    return Module(path, ast.parse(source, path), source.count("\n"))
+    return Module(path, ast.parse(source, path))
 
 
 def modules(*places: str) -> list[Module]:
@@ -100,72 +92,21 @@ def _says(node: ast.expr, name: str) -> bool:
     return name in (getattr(node, "id", None), getattr(node, "attr", None))
 
 
-# --- modules and rooms --------------------------------------------------------------------------
+@cache
+def module_graph() -> Graph:
+    """Return which module imports which, by their paths, and the packages that are entered for it.
 
-
-def room_of(path: str) -> str:
-    """Return the room of a module, say ``net/lane`` for ``zmqps/net/lane/shm.py``."""
-    folder, _, file = path.removeprefix("zmqps/").rpartition("/")
-    if not folder:
-        return "zmqps" if file == "__init__.py" else file.removesuffix(".py")
-    parts = folder.split("/")
-    return folder if folder in WITHIN else "/".join(parts[: 2 if parts[0] == "core" else 1])
-
-
-def module_graph(found: Collection[Module], *, packages: bool = False) -> Graph:
-    """Return which module imports which, by their paths; imports for type checkers count, too.
-
-    ``packages``: with a module the packages are imported that it lies in.
+    Imports for type checkers count, too.
     """
-    path_of = {dotted(module.path): module.path for module in found}
-    graph: Graph = {module.path: set() for module in found}
-    for module in found:
-        for names in (entry.names for entry in imports(module)):
-            targets = [path_of[name] for name in names if name in path_of]
-            graph[module.path].update(targets[-1:])  # the longest name: a.b rather than a
-            if packages and targets:
-                graph[module.path].update(_entered(module.path, targets[-1]))
-        graph[module.path].discard(module.path)
-    return graph
+    import grimp  # only here: most tests need no more than ROOT
 
-
-def _entered(path: str, target: str) -> Iterator[str]:
-    """Yield the packages that are imported with a module of theirs, by one that lies in none of them."""
-    for folder in Path(target).parents:
-        if (ROOT / folder / "__init__.py").exists() and not path.startswith(f"{folder.as_posix()}/"):
-            yield f"{folder.as_posix()}/__init__.py"
-
-
-def room_graph(graph: Graph) -> Graph:
-    """Return which room imports which."""
-    rooms: Graph = {}
-    for path, targets in graph.items():
-        room = room_of(path)
-        rooms.setdefault(room, set()).update({room_of(target) for target in targets} - {room})
-    return rooms
-
-
-def circles(graph: Mapping[str, Collection[str]]) -> list[set[str]]:
-    """Return the groups whose members all lead to each other."""
-    leads_to = {node: reachable(graph, node) for node in graph}
-    groups = {frozenset(other for other in leads_to[node] if node in leads_to[other]) for node in graph}
-    return sorted((set(group) for group in groups if group), key=sorted)
-
-
-def reachable(graph: Mapping[str, Collection[str]], start: str) -> set[str]:
-    """Return what can be reached by one arrow or more."""
-    found: set[str] = set()
-    rest = list(graph[start])
-    while rest:
-        if (node := rest.pop()) not in found:
-            found.add(node)
-            rest += graph[node]
+    graph = grimp.build_graph("zmqps", cache_dir=None)
+    path_of = {dotted(path): path for path in _paths()}
+    found: Graph = {}
+    for name, path in path_of.items():
+        imported = graph.find_modules_directly_imported_by(name)
+        entered = {".".join(other.split(".")[:depth]) for other in imported for depth in range(1, other.count(".") + 1)}
+        found[path] = {
+            path_of[other] for other in imported | {e for e in entered if not f"{name}.".startswith(f"{e}.")}
+        }
     return found
-
-
-def reduced(graph: Mapping[str, Collection[str]]) -> Graph:
-    """Return the graph, which has no circle, without the arrows that a longer way makes plain."""
-    return {
-        node: {target for target in targets if not any(target in reachable(graph, other) for other in targets)}
-        for node, targets in graph.items()
-    }

@@ -84,13 +84,13 @@ def kernel() -> list[str]:
 
 def arrows() -> list[str]:
     """Return what of the extensions modules of the kernel import, as ``server/builds -> server/saves``."""
-    graph = module_graph(modules("zmqps/core/"))
+    graph = module_graph()
     return [
         f"{_short(path)} -> {_short(to)}"
         for path in kernel()
         if path not in LISTS
         for to in sorted(graph[path])
-        if is_extension(to)
+        if to.startswith("zmqps/core/") and is_extension(to)
     ]
 
 

@@ -1,4 +1,6 @@
-"""The rules of CONTRIBUTING.md, read off the source: what each room may import, and what nobody may do.
+"""The rules of CONTRIBUTING.md that no linter has, read off the source.
+
+What a room imports, and which modules import a library, is in the contracts of pyproject.toml.
 
 The tables come first; to allow something new, change a table and say in the commit why.
 """
@@ -7,167 +9,38 @@ from __future__ import annotations
 
 import ast
 import subprocess
-import sys
 from collections.abc import Collection, Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 from tests.counts import MAX_ATTRIBUTES, attributes, classes, parsed
 from tests.flat.bounds import BOUNDED
-from tests.imports import (
-    ROOT,
-    Graph,
-    Module,
-    circles,
-    dotted,
-    imports,
-    is_in,
-    module_graph,
-    modules,
-    nodes,
-    parse,
-    room_of,
-)
+from tests.imports import ROOT, Module, dotted, imports, is_in, module_graph, modules, nodes, parse
 from tests.tables import for_each
 
 pytestmark = pytest.mark.tree
 
-#: The rooms of the package, in layers from the ground up, and for each the rooms it imports: all of them, and only such
-#: as stand above it here, so there is no circle. Imports for type checkers count, too.
-ROOMS: dict[str, dict[str, str]] = {
-    "Ground: errors, checks, optimizers, codecs, rows": {
-        "words": "",
-        "errors": "words",
-        "files": "errors",
-        "checks": "errors",
-        "settings": "errors checks",
-        "jit": "",
-        "codecs": "errors checks jit",
-        "optim": "errors checks jit",
-        "rows": "errors checks jit",
-    },
-    "Core: machines that do no IO": {
-        "core": "",
-        "core/protocol": "errors checks codecs",
-        "core/treatments": "errors checks core/protocol",
-        "core/job": "errors checks settings rows core/protocol core/treatments",
-        "core/node": "errors core/protocol",
-        "core/server": "errors codecs rows core/protocol core/treatments core/job core/node",
-        "core/worker": "errors checks codecs rows core/protocol core/treatments core/job core/node",
-        "core/coordinator/consistency": "errors core/job",
-        "core/coordinator": "errors settings core/protocol core/job core/node core/coordinator/consistency",
-    },
-    "Doors: sockets, shared memory, GPUs, recording, files": {
-        "extras": "",
-        "logs": "errors",
-        "folder": "errors files",
-        "keys": "errors files checks folder core/protocol core/node",
-        "net": "errors files checks core/protocol core/node keys",
-        "net/lane": "errors files core/protocol net",
-        "gpu": "errors extras checks codecs optim rows core/protocol core/job core/server core/worker",
-        "trace": "errors extras files core/protocol core/node net",
-        "web": "errors extras checks core/protocol net",
-        "metrics": "errors extras core/protocol core/node net web",
-        "checkpoint": "errors extras files checks rows core/protocol core/job",
-        "page": "errors core/protocol net metrics web",
-        "sinks": "errors extras files",
-    },
-    "Processes: what runs a machine": {
-        # checkpoint: a table is written into the same files as one of a checkpoint
-        "client": "errors checks keys checkpoint codecs optim rows logs core/protocol core/treatments core/job "
-        "core/node core/worker net net/lane gpu trace metrics web",
-        "combine": "errors checks codecs client core/protocol core/job core/worker net net/lane",
-        "nodes": "errors folder checks settings checkpoint codecs keys optim rows core/protocol core/treatments "
-        "core/job core/node core/server core/coordinator net net/lane gpu trace metrics page web sinks",
-        "launch": "errors folder files checks settings logs core/protocol core/coordinator net gpu nodes keys",
-        "doctor": "errors files keys core/protocol gpu net",
-        "top": "errors folder files logs",
-    },
-    "Public: what scripts and users type": {
-        "data": "errors checks core/job",
-        "initial": "rows",
-        "stale": "core/treatments",
-        "pipeline": "errors checks codecs core/protocol net",
-        "worker": "errors checks codecs optim core/protocol core/job core/worker client combine",
-        "aio": "errors client codecs core/job core/worker worker",
-        "local": "errors checks core/protocol worker",
-        "workers": "errors checks launch worker",
-        "ray": "errors extras checks settings core/protocol keys launch",
-        "jax": "errors extras optim client worker",
-        "torch": "errors extras checks optim rows checkpoint client worker",
-        "keras": "errors extras checks optim client worker",
-        "zmqps": "errors settings codecs optim core/worker client checkpoint keys launch data initial stale pipeline "
-        "worker aio local workers",
-        "cli": "errors folder extras files settings logs core/protocol core/coordinator net gpu trace checkpoint nodes "
-        "keys launch doctor top zmqps",
-        "__main__": "cli",
-    },
-}
-MAY_IMPORT = {room: set(names.split()) for rooms in ROOMS.values() for room, names in rooms.items()}
-
-#: What decides when workers of one host combine their gradients.
-OF_COMBINE = tuple(f"zmqps/combine/{name}.py" for name in ("group", "messages", "values"))
-
 #: Sans-IO code: state machines, equations and encodings. It computes on what it is given and returns what it found.
 PURE = (
-    "zmqps/errors/",
-    "zmqps/words.py",
-    "zmqps/core/",
-    *OF_COMBINE,
-    "zmqps/optim/",
-    "zmqps/codecs/",
-    "zmqps/checks.py",
-    "zmqps/jit.py",
-    "zmqps/rows/",
-    "zmqps/settings/",
+    *("zmqps/errors/", "zmqps/words.py", "zmqps/checks.py", "zmqps/jit.py", "zmqps/settings/"),
+    *("zmqps/core/", "zmqps/optim/", "zmqps/codecs/", "zmqps/rows/"),
+    # what decides when workers of one host combine their gradients
+    *("zmqps/combine/group.py", "zmqps/combine/messages.py", "zmqps/combine/values.py"),
 )
 
-#: All that sans-IO code may import: data, maths and itself. No clock, no chance, no threads, no files, no log.
+#: All that sans-IO code may import: data, maths and itself. No clock, no chance, no threads, no files, no log. For
+#: the libraries, pyproject.toml names the modules that import them.
 PURE_MAY_IMPORT = {
-    *(
-        "__future__",
-        "abc",
-        "array",
-        "bisect",
-        "collections",
-        "contextlib",
-        "dataclasses",
-        "difflib",  # which name is meant
-        "enum",
-        "fnmatch",
-        "functools",
-    ),
-    *(
-        "hashlib",
-        "heapq",
-        "hmac",
-        "inspect",
-        "itertools",
-        "json",
-        "math",
-        "numbers",
-        "operator",
-        "reprlib",
-        "string",
-        "struct",
-    ),
-    *("ipaddress", "struct", "types", "typing"),  # what is an address can be seen without asking anybody
-    "numpy",
-    *("zmqps.errors", "zmqps.words", "zmqps.core", "zmqps.optim", "zmqps.codecs", "zmqps.checks", "zmqps.jit"),
-    *("zmqps.rows", "zmqps.settings"),
-    *(path.removesuffix(".py").replace("/", ".") for path in OF_COMBINE),
+    *"__future__ abc array bisect collections contextlib dataclasses difflib enum fnmatch functools hashlib".split(),
+    *"heapq hmac inspect ipaddress itertools json math numbers operator reprlib string struct types typing".split(),
+    *"msgpack msgspec numba numpy".split(),
+    *(dotted(place.rstrip("/")) for place in PURE),
 }
 #: … what single files may have beside it,
 EXCEPTIONS = {
-    "zmqps/core/protocol/wire.py": {"msgpack", "gc"},  # paused while a large header is decoded
-    "zmqps/core/protocol/plain.py": {"msgpack"},
-    "zmqps/core/protocol/typed.py": {"msgspec"},
-    "zmqps/optim/kernels.py": {"numba"},
-    "zmqps/codecs/kernels.py": {"numba"},
-    "zmqps/jit.py": {"numba"},
-    "zmqps/optim/rows.py": {"numba"},
-    "zmqps/rows/kernels.py": {"numba"},
+    "zmqps/core/protocol/wire.py": {"gc"},  # paused while a large header is decoded
     "zmqps/core/coordinator/described.py": {"shlex"},  # a name in a command that is advised
     # what a path is, and in a document an absolute one
     "zmqps/settings/kinds.py": {"os", "pathlib", "re"},
@@ -178,84 +51,15 @@ EXCEPTIONS = {
 }
 #: … and what may stand under `if TYPE_CHECKING:`, for it is never imported.
 FOR_TYPING = {"typing_extensions"}
-#: Never in sans-IO code, although no import gives it away.
-PURE_NEVER_CALLS = {"open", "print", "input", "breakpoint"}
 
-#: The modules of `zmqps.torch`.
-OF_TORCH = (
-    "arrivals", "buffers", "data", "embedding", "model", "optimizer", "overlap",
-    "rows", "trainer", "translate", "watch",
-)  # fmt: skip
-#: One door per library: it -> the only files that import it.
-ONLY_IN = {
-    "msgpack": {"zmqps/core/protocol/wire.py", "zmqps/core/protocol/plain.py"},  # what travels, and what is kept
-    "msgspec": {"zmqps/core/protocol/typed.py"},  # what travels all the time
-    # messages; what the monitors tell; where sockets are bound, and connected; what a connection carries; keys
-    "zmq": {
-        "zmqps/net/zeromq.py",
-        "zmqps/net/backlog.py",
-        "zmqps/net/pair.py",
-        "zmqps/net/door.py",
-        "zmqps/net/sockets.py",
-        "zmqps/net/dealer.py",
-        "zmqps/net/gauge.py",
-        "zmqps/keys/curve.py",
-        "zmqps/net/refusals.py",
-    },
-    "numba": {
-        *("zmqps/optim/kernels.py", "zmqps/optim/rows.py", "zmqps/codecs/kernels.py", "zmqps/rows/kernels.py"),
-        "zmqps/jit.py",
-    },
-    "cupy": {"zmqps/gpu/device.py"},
-    "ray": {"zmqps/ray.py"},
-    "textual": {"zmqps/top/app.py"},
-    "jax": {"zmqps/jax.py", "zmqps/keras.py", "zmqps/client/frameworks.py"},
-    "keras": {"zmqps/keras.py"},
-    "tensorflow": {"zmqps/keras.py"},
-    "optax": {"zmqps/jax.py"},
-    "starlette": {"zmqps/metrics/endpoint.py", "zmqps/page/app.py", "zmqps/page/guard.py", "zmqps/web/server.py"},
-    "uvicorn": {"zmqps/web/server.py"},
-    "xxhash": {"zmqps/checkpoint/checksums.py"},
-    "fsspec": {"zmqps/checkpoint/remote.py"},
-    "pyarrow": {"zmqps/checkpoint/table_arrow.py"},
-    "tensorboardX": {"zmqps/sinks/tensorboard.py"},
-    "mlflow": {"zmqps/sinks/mlflow.py"},
-    "wandb": {"zmqps/sinks/wandb.py"},
-    "prometheus_client": {"zmqps/metrics/text.py"},
-    "opentelemetry": {"zmqps/trace/otel.py"},
-    "multiprocessing": {"zmqps/workers.py"},  # it pickles what goes to its own children, and comes from them
-    # workers take tensors as arrays; what knows of modules and optimizers is an extra
-    "torch": {
-        "zmqps/checkpoint/torch_state.py",
-        "zmqps/torch/__init__.py",
-        *(f"zmqps/torch/{name}.py" for name in OF_TORCH),
-    },
-    "psutil": {
-        "zmqps/launch/processes.py",
-        "zmqps/net/system/addresses.py",  # the interfaces of this host, and owners of ports
-        "zmqps/net/system/memory.py",
-        "zmqps/nodes/host.py",
-        "zmqps/doctor/host.py",
-    },
-}
+#: Calls that are in no module: input from peers must never become code, and nobody is asked anything.
+NEVER_CALLED = {"eval", "exec", "__import__", "input"}
+
 #: What gives a library away where nothing is imported, as text or attribute: it -> the only files that say it.
 SAID_ONLY_IN = {
     "cupy": {"zmqps/gpu/device.py"},
     "__cuda_array_interface__": {"zmqps/gpu/handover.py"},
 }
-#: Slow to import or not installed everywhere: imported inside the function that needs it.
-LAZY = {
-    *("numba", "cupy", "psutil", "ray", "fsspec", "pyarrow", "torch", "tensorflow"),
-    *("tensorboardX", "mlflow", "wandb", "prometheus_client", "opentelemetry", "starlette", "uvicorn"),
-}
-
-#: Programs of their own: what two of them share belongs below them.
-SHELLS = {"zmqps/nodes/server.py", "zmqps/nodes/coordinator.py", "zmqps/worker.py"}
-
-#: Peer input must never become code.
-UNSAFE_IMPORTS = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
-UNSAFE_CALLS = {"eval", "exec", "__import__"}
-
 #: What opens files by itself, and why; others use `zmqps.files` and `zmqps.folder.Folder`, which look first.
 OPENS_ITSELF = {
     "zmqps/files.py": "it is the door",
@@ -271,31 +75,6 @@ OPENS_ITSELF = {
 #: Methods that open what they are called on, and functions that open what they are given.
 OPENING = {"read_text", "write_text", "write_bytes"}
 OPENERS = {"io.open", "os.fdopen", "np.load", "np.save", "np.fromfile", "np.memmap", "torch.load", "tempfile.mktemp"}
-
-#: Modules on top of the package: what scripts import, and what every room needs.
-ON_TOP = {
-    *(
-        "__init__",
-        "__main__",
-        "aio",
-        "checks",
-        "data",
-        "extras",
-        "files",
-        "folder",
-        "initial",
-        "jax",
-        "jit",
-        "keras",
-        "local",
-        "pipeline",
-        "ray",
-        "stale",
-        "words",
-        "worker",
-        "workers",
-    ),
-}
 
 #: Tests that mirror no module, as `tests/net/test_door.py` mirrors `zmqps/net/door.py`, and why; a folder ends
 #: in a slash.
@@ -399,9 +178,6 @@ MADE_IN_ORDER = {
 }
 
 
-#: What `import zmqps.core.…` must not drag in, directly or through others.
-CORE_LEAVES_OUT = {"asyncio", "zmq", "numba", "cupy", "psutil"}
-
 #: Longer than this and a commit's subject is cut off where commits are listed; older ones than this commit may be.
 MAX_SUBJECT, SHORT_AFTER = 72, "66e13cf6de8edf3ac0f4f6f21d12d2eb16596927"
 
@@ -409,42 +185,11 @@ MAX_SUBJECT, SHORT_AFTER = 72, "66e13cf6de8edf3ac0f4f6f21d12d2eb16596927"
 # --- reading the source -------------------------------------------------------------------------
 
 
-def calls(module: Module) -> Iterator[tuple[int, str]]:
-    for node in nodes(module):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            yield node.lineno, node.func.id
-
-
 def belongs_to(names: tuple[str, ...], allowed: set[str]) -> bool:
     return any(name == a or name.startswith(f"{a}.") for name in names for a in allowed)
 
 
 # --- the rules, each a list of "file:line what" --------------------------------------------------
-
-
-def arrow_violations(graph: Graph) -> Iterator[str]:
-    """Compare who imports whom with `MAY_IMPORT`, both ways."""
-    arrows = {(room_of(path), room_of(target)) for path, targets in graph.items() for target in targets}
-    for path, targets in graph.items():
-        room = room_of(path)
-        for target in sorted(targets):
-            if room_of(target) not in {room, *MAY_IMPORT.get(room, ())}:
-                yield f"{path} imports {target}: the table does not let {room} import {room_of(target)}"
-    for room in {room_of(path) for path in graph} ^ set(MAY_IMPORT):
-        yield f"the room {room} is only in the table" if room in MAY_IMPORT else f"the room {room} is not in the table"
-    for room, allowed in MAY_IMPORT.items():
-        for target in sorted(allowed):
-            if (room, target) not in arrows:
-                yield f"the table lets {room} import {target}, and no module does"
-
-
-def order_violations(may_import: dict[str, set[str]]) -> Iterator[str]:
-    """What comes first in the table imports nothing of what comes later: no circle."""
-    above: set[str] = set()
-    for room, allowed in may_import.items():
-        for target in sorted(allowed - above):
-            yield f"{room} imports {target}, which does not stand above it in the table"
-        above.add(room)
 
 
 def mirror_violations(test: str, exists: Collection[str]) -> Iterator[str]:
@@ -468,43 +213,19 @@ def pure_violations(module: Module) -> Iterator[str]:
     for found in imports(module):
         if not belongs_to(found.names, allowed | FOR_TYPING if found.happens == "never" else allowed):
             yield f"{module.path}:{found.line} imports {found.names[-1]}"
-    for line, name in calls(module):
-        if name in PURE_NEVER_CALLS:
-            yield f"{module.path}:{line} calls {name}()"
-    for node in nodes(module):
-        if isinstance(node, ast.Attribute) and node.attr == "random" and ast.unparse(node.value) in ("np", "numpy"):
-            yield f"{module.path}:{node.lineno} uses numpy.random; a seed or generator is the caller's to give"
 
 
-def door_violations(module: Module) -> Iterator[str]:
-    for found in imports(module):
-        for library, places in ONLY_IN.items():
-            if belongs_to(found.names, {library}) and module.path not in places:
-                yield f"{module.path}:{found.line} imports {library}, which is for {', '.join(places)}"
-        of_extra = is_in(module.path, ("zmqps/torch/",))  # which nothing imports but who asks for it
-        if found.happens == "on import" and belongs_to(found.names, LAZY) and not of_extra:
-            yield f"{module.path}:{found.line} imports {found.names[0]} outside a function"
+def said_violations(module: Module) -> Iterator[str]:
     for node in nodes(module):
         said = getattr(node, "attr", None) or getattr(node, "value", None)
         if isinstance(said, str) and module.path not in SAID_ONLY_IN.get(said, {module.path}):
             yield f"{module.path}:{node.lineno} says {said}, which is for {', '.join(SAID_ONLY_IN[said])}"
 
 
-def shell_violations(module: Module) -> Iterator[str]:
-    others = {dotted(shell) for shell in SHELLS - {module.path}}
-    for found in imports(module):
-        if belongs_to(found.names, others):
-            yield f"{module.path}:{found.line} imports {found.names[0]}"
-
-
 def safety_violations(module: Module) -> Iterator[str]:
-    for found in imports(module):
-        if belongs_to(found.names, UNSAFE_IMPORTS):
-            yield f"{module.path}:{found.line} imports {found.names[0]}"
-    for line, name in calls(module):
-        if name in UNSAFE_CALLS:
-            yield f"{module.path}:{line} calls {name}()"
     for node in nodes(module):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in NEVER_CALLED:
+            yield f"{module.path}:{node.lineno} calls {node.func.id}()"
         if isinstance(node, ast.keyword) and node.arg == "allow_pickle" and ast.unparse(node.value) != "False":
             yield f"{module.path}:{node.value.lineno} allows pickle"
 
@@ -566,21 +287,8 @@ def state_violations(module: Module) -> Iterator[str]:
 # --- tests --------------------------------------------------------------------------------------
 
 
-def test_rooms_import_what_the_table_says_and_no_more() -> None:
-    assert list(arrow_violations(module_graph(modules()))) == []
-
-
-def test_no_circle_between_rooms() -> None:
-    assert list(order_violations(MAY_IMPORT)) == []
-
-
 def test_no_circle_between_modules() -> None:
-    assert circles(module_graph(modules())) == []
-    assert circles(module_graph(modules("zmqps/core/"), packages=True)) == [], "whichever is imported first"
-
-
-def test_only_public_modules_stand_on_top() -> None:
-    assert {path.stem for path in ROOT.glob("zmqps/*.py")} == ON_TOP
+    TopologicalSorter(module_graph()).prepare()  # raises CycleError
 
 
 def test_tests_mirror_what_they_test() -> None:
@@ -596,12 +304,8 @@ def test_sans_io_code_imports_data_and_maths_only() -> None:
     assert [text for module in modules(*PURE) for text in pure_violations(module)] == []
 
 
-def test_each_library_has_one_door() -> None:
-    assert [text for module in modules() for text in door_violations(module)] == []
-
-
-def test_shells_do_not_import_each_other() -> None:
-    assert [text for module in modules(*SHELLS) for text in shell_violations(module)] == []
+def test_what_gives_a_library_away_is_said_in_its_door_only() -> None:
+    assert [text for module in modules() for text in said_violations(module)] == []
 
 
 def test_nothing_can_turn_bytes_into_code() -> None:
@@ -627,14 +331,6 @@ def test_states_of_the_core_are_members_of_enums() -> None:
     assert [text for module in modules() for text in state_violations(module)] == []
 
 
-def test_importing_core_loads_no_io_library() -> None:
-    names = [dotted(module.path) for module in modules("zmqps/core/")]
-    program = "import importlib, sys; [importlib.import_module(n) for n in sys.argv[1:]]; print(*sys.modules)"
-    result = subprocess.run([sys.executable, "-c", program, *names], cwd=ROOT, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    assert CORE_LEAVES_OUT.intersection(result.stdout.split()) == set()
-
-
 @for_each(
     "rule, path, source",
     [
@@ -643,19 +339,13 @@ def test_importing_core_loads_no_io_library() -> None:
         (pure_violations, "zmqps/core/a.py", "from .. import worker"),
         (pure_violations, "zmqps/core/consistency/a.py", "from ...net import zeromq"),
         (pure_violations, "zmqps/core/a.py", "import importlib.metadata"),
+        (pure_violations, "zmqps/core/a.py", "import zmq"),
         (pure_violations, "zmqps/core/a.py", "from typing_extensions import Buffer"),
         (pure_violations, "zmqps/core/a.py", "if TYPE_CHECKING:\n    import asyncio"),
-        (pure_violations, "zmqps/core/a.py", "open('x')"),
-        (pure_violations, "zmqps/optim/a.py", "noise = np.random.normal()"),
-        (door_violations, "zmqps/nodes/server.py", "import zmq.asyncio"),
-        (door_violations, "zmqps/optim/kernels.py", "from numba import njit"),
-        (door_violations, "zmqps/gpu/handover.py", "cupy = sys.modules['cupy']"),
-        (door_violations, "zmqps/gpu/handover.py", "runtime = device.cupy.cuda.runtime"),
-        (door_violations, "zmqps/gpu/staging.py", "value.__cuda_array_interface__['data']"),
-        (shell_violations, "zmqps/nodes/server.py", "from .. import worker"),
-        (shell_violations, "zmqps/worker.py", "from zmqps.nodes.server import Server"),
+        (said_violations, "zmqps/gpu/handover.py", "cupy = sys.modules['cupy']"),
+        (said_violations, "zmqps/gpu/handover.py", "runtime = device.cupy.cuda.runtime"),
+        (said_violations, "zmqps/gpu/staging.py", "value.__cuda_array_interface__['data']"),
         (naming_violations, "bench/a.py", "@dataclass\nclass A:\n" + "".join(f" {name}: int\n" for name in "abcde")),
-        (safety_violations, "zmqps/nodes/server.py", "def f():\n    import pickle"),
         (safety_violations, "zmqps/nodes/server.py", "eval('1')"),
         *(
             (opening_violations, "zmqps/nodes/a.py", source)
@@ -681,53 +371,6 @@ def test_importing_core_loads_no_io_library() -> None:
 )
 def test_the_rules_see_a_violation(rule, path, source) -> None:  # type: ignore[no-untyped-def]
     assert len(list(rule(parse(path, source)))) == 1
-
-
-@for_each(
-    "path, source",
-    [
-        ("zmqps/core/server/machine.py", "from zmqps.net.system import addresses"),
-        ("zmqps/core/server/machine.py", "def f():\n    import zmqps.net.system.addresses"),
-        ("zmqps/core/server/machine.py", "if TYPE_CHECKING:\n    from zmqps.net.system.addresses import free_port"),
-        ("zmqps/core/server/machine.py", "from ...net.system import addresses"),
-    ],
-)
-def test_an_arrow_that_is_not_in_the_table_is_seen(path: str, source: str) -> None:
-    rest = [module for module in modules() if module.path != path]
-    [old] = modules(path)
-    both = ast.Module([*old.tree.body, *ast.parse(source).body], [])
-    graph = module_graph([*rest, old._replace(tree=both)])
-    assert list(arrow_violations(graph)) == [
-        f"{path} imports zmqps/net/system/addresses.py: the table does not let core/server import net"
-    ]
-
-
-def test_an_arrow_that_is_only_in_the_table_is_seen() -> None:
-    graph = module_graph([module for module in modules() if module.path != "zmqps/__main__.py"])
-    assert list(arrow_violations({**graph, "zmqps/__main__.py": set()})) == [
-        "the table lets __main__ import cli, and no module does"
-    ]
-
-
-def test_a_room_that_is_not_in_the_table_is_seen() -> None:
-    graph = module_graph(modules()) | {"zmqps/sparse/rows.py": set()}
-    assert list(arrow_violations(graph)) == ["the room sparse is not in the table"]
-
-
-def test_a_room_that_imports_one_below_it_is_seen() -> None:
-    assert list(order_violations({"errors": set(), "net": {"errors", "nodes"}, "nodes": {"net"}})) == [
-        "net imports nodes, which does not stand above it in the table"
-    ]
-
-
-def test_a_circle_between_modules_is_seen_and_what_only_leads_into_it_is_not() -> None:
-    sources = {
-        "zmqps/core/node/a.py": "from zmqps.core.node import b",
-        "zmqps/core/node/b.py": "from zmqps.core.node.c import C",
-        "zmqps/core/node/c.py": "if TYPE_CHECKING:\n    from zmqps.core.node.b import B",
-    }
-    graph = module_graph([parse(path, source) for path, source in sources.items()])
-    assert circles(graph) == [{"zmqps/core/node/b.py", "zmqps/core/node/c.py"}]
 
 
 @for_each(
