@@ -11,9 +11,8 @@ import click
 
 from zmqps import __version__
 from zmqps.cli.checkpoint import checkpoint
-from zmqps.cli.docstrings import give_help
 from zmqps.cli.doctor import doctor
-from zmqps.cli.explain import explain
+from zmqps.cli.explain import explain, give_help
 from zmqps.cli.health import health, stack
 from zmqps.cli.keys import keys
 from zmqps.cli.launch import agent, launch
@@ -22,7 +21,7 @@ from zmqps.cli.look import jobs, placement, status
 from zmqps.cli.nodes import coordinator, server
 from zmqps.cli.resize import drain, scale
 from zmqps.cli.run import run as run_task
-from zmqps.cli.running.streams import open_streams
+from zmqps.cli.running.output import open_streams
 from zmqps.cli.settings import read_config
 from zmqps.cli.top import top
 from zmqps.cli.trace import trace

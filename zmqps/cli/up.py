@@ -192,8 +192,7 @@ def down(
 
 def _end_here(file: BinaryIO, directory: Path, timeout: float | None) -> int:
     """End the cluster that a file says runs here, or what is left of it."""
-    from zmqps.cli.running.ending import end_rest, end_supervisor
-    from zmqps.cli.running.state import forget_state, state_in, state_path
+    from zmqps.cli.running.state import end_rest, end_supervisor, forget_state, state_in, state_path
     from zmqps.core.coordinator.saving.making import WAITS_S
     from zmqps.net import loops
 

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import PATIENCE, environment
-from zmqps.cli.running.output import Terminal
-from zmqps.cli.running.streams import make_legible
+from zmqps.cli.running.output import Terminal, make_legible
 from zmqps.core.protocol import exits
 from zmqps.logs.lines import read_message
 
