@@ -21,9 +21,9 @@ from tests.deploy.commands import DEPLOY
 from tests.deploy.conftest import Observe
 from tests.imports import ROOT
 from tests.leaks import assert_gone
-from tests.metrics.samples import small
+from tests.web.samples import small
 from zmqps.core.protocol.figures import OF_COORDINATOR, OF_NODES
-from zmqps.metrics.endpoint import answering
+from zmqps.web.metrics import answering
 from zmqps.web.server import WebPlace
 
 pytest.importorskip("prometheus_client")

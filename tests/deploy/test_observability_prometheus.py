@@ -21,12 +21,12 @@ import zmqps
 from tests.deploy.conftest import Observe
 from tests.deploy.test_observability import OBSERVABILITY, queries
 from tests.leaks import assert_gone
-from tests.metrics.test_metrics import CATALOGUE
 from tests.pace import allow
 from tests.team import PATIENCE, Team
+from tests.web.test_metrics import CATALOGUE
 from zmqps.core.node.measured import Counted, Known, Measurements
 from zmqps.core.protocol.figures import BOUNDS, OF_COORDINATOR, OF_NODES, SCOPES
-from zmqps.metrics.text import exposed
+from zmqps.web.metrics import exposed
 
 pytestmark = [
     pytest.mark.engines,

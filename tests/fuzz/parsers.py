@@ -50,7 +50,7 @@ from zmqps.keys import create, keyring, token
 from zmqps.launch import far, hosts
 from zmqps.logs import lines
 from zmqps.net import identity
-from zmqps.net.system import environment, tasks
+from zmqps.net.system import environment
 from zmqps.nodes.journal import PAGE
 from zmqps.nodes.page import read_page
 from zmqps.settings.kinds import cadence
@@ -288,9 +288,9 @@ def _variables(data: bytes, _: Path) -> object:
     env = {name: value for name, _, value in (line.partition("=") for line in text.split("\n")) if name}
     found: list[object] = []
     readers: list[Callable[[Mapping[str, str]], object]] = [
-        partial(tasks.find, fqdn="pod-3.jobs"), environment.find_address, find_life, identity.launched_process,
-        partial(pinning.visible_gpus), partial(keyring.find_keys, None, None),
-        lambda env: list(islice(tasks.hosts(env.get("SLURM_JOB_NODELIST", "")), tasks.MOST_HOSTS)),
+        partial(environment.find_task, fqdn="pod-3.jobs"), environment.find_address,
+        find_life, identity.launched_process, partial(pinning.visible_gpus), partial(keyring.find_keys, None, None),
+        lambda env: list(islice(environment.hosts(env.get("SLURM_JOB_NODELIST", "")), environment.MOST_HOSTS)),
     ]  # fmt: skip
     for read in readers:
         try:

@@ -25,7 +25,7 @@ from zmqps.nodes.checkpoints import (
     CheckpointStore,
     ShardFiles,
 )
-from zmqps.nodes.host import LONGEST_REST_S, Rests
+from zmqps.nodes.processors import LONGEST_REST_S, Rests
 from zmqps.nodes.restoring import numbers_of, restored, resumptions
 from zmqps.optim import OptimizerSpec, adam, sgd
 from zmqps.settings.saving import CheckpointSettings
@@ -116,7 +116,7 @@ def test_it_rests_between_slices_where_training_goes_on_and_no_processor_is_idle
 ) -> None:
     rested: list[float] = []
     monkeypatch.setattr(Rests, "idle", lambda self: idle)
-    monkeypatch.setattr("zmqps.nodes.host.time.sleep", rested.append)
+    monkeypatch.setattr("zmqps.nodes.processors.time.sleep", rested.append)
     job, store = spec(), CheckpointStore(str(tmp_path), 2, owner=OWNER)
     (of,) = trained(job, placement(job, 1, 64))
     writer = ShardFiles().open(store.begin("default", 3), job.to_wire(), of.placement, of.index)

@@ -20,9 +20,9 @@ from tests.ports import reserved_port
 from tests.tables import for_each
 from zmqps.core.protocol.messages import Watch
 from zmqps.errors import AddressInUseError
-from zmqps.metrics.endpoint import Source
 from zmqps.nodes.journal import PAGE
 from zmqps.nodes.page import Kept, page, read_page
+from zmqps.web.metrics import Source
 from zmqps.web.server import WebPlace, listen
 
 PATIENCE = allow(20.0)

@@ -13,8 +13,8 @@ from tests.pace import allow
 from zmqps.core.node.measured import Measurements
 from zmqps.core.protocol.figures import BOUNDS
 from zmqps.core.protocol.messages import Watch
-from zmqps.metrics.endpoint import Figures
 from zmqps.page.app import serving, url_of
+from zmqps.web.metrics import Figures
 from zmqps.web.server import listen
 
 PATIENCE = allow(20.0)

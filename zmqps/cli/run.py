@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from zmqps.cli.running.task import TaskConfig
-    from zmqps.net.system.tasks import Rank
+    from zmqps.net.system.environment import Rank
 
 #: Seconds that Slurm may take to say where a node is.
 SCONTROL_S = 10.0
@@ -76,14 +76,14 @@ def _config(told: RunSettings, command: Sequence[str]) -> TaskConfig:
     from zmqps.launch.config import ClusterConfig
     from zmqps.launch.ranks import num_workers, roles
     from zmqps.launch.reach import own_address, route_towards
-    from zmqps.net.system.tasks import DEFAULT_PORT, Rank, find
+    from zmqps.net.system.environment import DEFAULT_PORT, Rank, find_task
 
     if told.servers_apart and told.server_tasks is not None:
         raise ConfigurationError(
             "--servers-apart and --server-tasks say different things of where servers are: give one"
         )
     all_told = None not in (told.rank, told.size) and told.address
-    found = Rank() if all_told else find(os.environ, socket.getfqdn())
+    found = Rank() if all_told else find_task(os.environ, socket.getfqdn())
     rank = found.rank if told.rank is None else told.rank
     size = found.size if told.size is None else told.size
     if rank is None or size is None:
@@ -117,7 +117,7 @@ def _config(told: RunSettings, command: Sequence[str]) -> TaskConfig:
 
 def _split(address: str) -> tuple[str, int]:
     """Return host and port of ``HOST:PORT`` or ``tcp://HOST:PORT``; the port may be left out."""
-    from zmqps.net.system.tasks import DEFAULT_PORT
+    from zmqps.net.system.environment import DEFAULT_PORT
 
     match = re.fullmatch(r"(?:tcp://)?(?:\[([^\]]+)\]|([^:\[\]]+))(?::(\d{1,5}))?", address)
     port = int(match[3]) if match is not None and match[3] else DEFAULT_PORT

@@ -11,9 +11,9 @@ from contextlib import ExitStack
 from zmqps.client.thread import SessionThread
 from zmqps.core.node.measured import Counted, Measurements
 from zmqps.errors import ClosedError
-from zmqps.metrics.endpoint import ASK_S, answering
 from zmqps.net.lane.arena import Arenas
 from zmqps.net.lane.shm import LaneTransport
+from zmqps.web.metrics import ASK_S, answering
 from zmqps.web.server import WebPlace
 
 TOKEN_VARIABLE = "ZMQPS_METRICS_TOKEN"

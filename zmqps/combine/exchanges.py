@@ -25,7 +25,7 @@ from zmqps.client.thread import SessionThread, refuse_in_callback
 from zmqps.codecs import Codec
 from zmqps.combine import meeting
 from zmqps.combine.leader import Brought, Leader
-from zmqps.combine.membership import LeaderGoneError, Membership
+from zmqps.combine.meeting import LeaderGoneError, Membership
 from zmqps.combine.memory import runs
 from zmqps.combine.messages import (
     Alone,

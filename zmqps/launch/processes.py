@@ -134,7 +134,7 @@ class Process:
         return text
 
     def watch(self, other: Process) -> None:
-        """Have a coordinator notice by itself that another process of this host ends (`zmqps.nodes.siblings`)."""
+        """Have a coordinator notice by itself that another process of this host ends (`zmqps.nodes.coordinator`)."""
         assert self.channel is not None
         with contextlib.suppress(AttributeError, OSError):  # not Linux, or one of them has ended: heartbeats show it
             fd = os.pidfd_open(other.popen.pid)

@@ -40,7 +40,7 @@ from zmqps.core.server.tables.row_snapshot import RowPiece
 from zmqps.core.server.tables.rows import rows_in
 from zmqps.errors import CheckpointCorruptError, CheckpointError, CheckpointMismatchError
 from zmqps.nodes.checkpoint_rows import read_tables, slots_of_table
-from zmqps.nodes.host import Rests
+from zmqps.nodes.processors import Rests
 from zmqps.nodes.relay import CHUNK_NBYTES, SCHEME, RelayStorage
 from zmqps.optim import OptimizerSpec
 

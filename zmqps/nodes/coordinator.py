@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import os
+import socket
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -18,10 +21,12 @@ from zmqps.core.coordinator.watching.measured import measured
 from zmqps.core.coordinator.watching.notes import Logged
 from zmqps.core.node.member import Identity
 from zmqps.core.protocol.endpoints import join, split
+from zmqps.core.protocol.events import Received
+from zmqps.core.protocol.messages import Exited
 from zmqps.core.protocol.messages.large import decode_small
+from zmqps.core.protocol.security.keys import KEY_NBYTES
 from zmqps.errors import ConfigurationError, counted, listed
 from zmqps.keys.keyring import Keys, load_node_keys
-from zmqps.metrics.endpoint import Source
 from zmqps.net import loops
 from zmqps.net.driver import Driver, run_node
 from zmqps.net.identity import check_bind, new_identity, read_job_secret
@@ -34,12 +39,12 @@ from zmqps.nodes.listening import Place, other_addresses
 from zmqps.nodes.page import page
 from zmqps.nodes.relay import CHUNK_NBYTES
 from zmqps.nodes.restoring import restored, restored_from, resumptions
-from zmqps.nodes.siblings import Siblings
 from zmqps.settings.coordinator import CoordinatorSettings
 from zmqps.settings.kinds import cadence
 from zmqps.sinks.choose import check_texts, open_sinks
 from zmqps.sinks.feed import Feeds
 from zmqps.trace.switch import Switch
+from zmqps.web.metrics import Source
 from zmqps.web.server import WebPlace
 
 DEFAULT_PORT = 5570
@@ -233,3 +238,55 @@ def run(config: CoordinatorConfig, parent_fd: int | None = None) -> int:
     """Run a coordinator in this process's main thread; return the exit code."""
     spare_the_collector()
     return loops.run(coordinate(config, parent_fd))
+
+
+#: In place of a missing peer of a node: nothing is answered.
+NOBODY = b""
+
+
+class Siblings:
+    """Servers that this coordinator's parent has started, too: the kernel reports their end.
+
+    A parent without a loop to watch them in, as `LocalCluster` in a script, hands the coordinator what it can
+    watch them by: a descriptor of each process (`os.pidfd_open`), with the token that this process was given.
+
+    Parameters
+    ----------
+    driver
+        Its machine's.
+    """
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._tokens: dict[int, bytes] = {}  # by descriptor of a process
+
+    def hear(self, parent_fd: int) -> bool:
+        """Take what the parent says; return whether it is there."""
+        with socket.socket(fileno=os.dup(parent_fd)) as parent:
+            try:
+                token, fds, _, _ = socket.recv_fds(parent, KEY_NBYTES, 1)
+            except ConnectionResetError:  # it was killed before it had read the announcement
+                return False
+        loop = asyncio.get_running_loop()
+        for fd in fds:
+            self._tokens[fd] = token
+            loop.add_reader(fd, self._ended, fd)
+        return bool(token)
+
+    def _ended(self, fd: int) -> None:
+        token = self._forget(fd)
+        self._driver.submit(Received(NOBODY, Exited(0, token, "its process has ended")))
+
+    def _forget(self, fd: int) -> bytes:
+        asyncio.get_running_loop().remove_reader(fd)
+        os.close(fd)
+        return self._tokens.pop(fd)
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """Watch them for so long."""
+        try:
+            yield
+        finally:
+            for fd in list(self._tokens):
+                self._forget(fd)

@@ -18,12 +18,11 @@ from zmqps.core.protocol.endpoints import MAX_PORT, host_of, is_loopback, is_wil
 from zmqps.core.protocol.messages import Watch
 from zmqps.errors import AddressInUseError, UnsafeFileError
 from zmqps.folder import Folder
-from zmqps.metrics.endpoint import Figures, Source
-from zmqps.metrics.text import check_installed
 from zmqps.net.system.host import host_tag
 from zmqps.nodes.journal import PAGE
 from zmqps.page.app import serving, url_of
 from zmqps.page.feed import asking
+from zmqps.web.metrics import Figures, Source, check_installed
 from zmqps.web.server import WebPlace, listen, url
 
 TOKEN_NBYTES = 32

@@ -41,7 +41,6 @@ from zmqps.gpu.device import Device, open_device, parse
 from zmqps.gpu.rows import warm_up as warm_up_device_rows
 from zmqps.gpu.staging import DeviceMemory, Streams, device_memory
 from zmqps.keys.keyring import load_node_keys
-from zmqps.metrics.endpoint import Source, answering
 from zmqps.net import loops
 from zmqps.net.driver import Driver, run_node
 from zmqps.net.identity import check_bind, new_identity, read_job_secret
@@ -49,11 +48,10 @@ from zmqps.net.lane.shm import LaneTransport
 from zmqps.net.routes import new_local_endpoint
 from zmqps.net.system.memory import FreedMemory, available_nbytes, spare_the_collector, total_nbytes
 from zmqps.net.zeromq import ZmqTransport
-from zmqps.nodes.apply import ApplyThreads
 from zmqps.nodes.checkpoints import ShardFiles
 from zmqps.nodes.endkey import server_key
-from zmqps.nodes.host import Rests
 from zmqps.nodes.listening import Place, resolved
+from zmqps.nodes.processors import ApplyThreads, Rests
 from zmqps.nodes.relay import RelayStorage
 from zmqps.optim import Kernel, OptimizerSpec, Rule, all_finite, make_kernel, slots_of, warm_up
 from zmqps.optim.device_rows import DeviceRowKernel
@@ -64,6 +62,7 @@ from zmqps.rows.store import RowStore
 from zmqps.settings.server import ServerSettings
 from zmqps.trace.doors import DOORS
 from zmqps.trace.switch import Switch
+from zmqps.web.metrics import Source, answering
 from zmqps.web.server import WebPlace
 
 #: Tables that have no capacity leave this much of the host's memory free.

@@ -11,8 +11,7 @@ import torch
 
 from zmqps.errors import ConfigurationError
 from zmqps.torch.arrivals import Arrivals, Group
-from zmqps.torch.buffers import Buffers
-from zmqps.torch.model import is_plain, outside_graphs, sample_of
+from zmqps.torch.model import Buffers, is_plain, outside_graphs, sample_of
 from zmqps.worker import Worker
 
 #: Gradients are pushed together from this many bytes on.

@@ -18,9 +18,8 @@ from zmqps.checkpoint import open_checkpoint
 from zmqps.checkpoint.torch_state import torch_state
 from zmqps.client.frameworks import claim, over_workers, release
 from zmqps.errors import ConfigurationError, PSError
-from zmqps.torch.buffers import BUFFERS, Buffers
 from zmqps.torch.embedding import Tables, tables
-from zmqps.torch.model import is_plain, parameters_of
+from zmqps.torch.model import BUFFERS, Buffers, is_plain, parameters_of
 from zmqps.torch.overlap import Overlap
 from zmqps.torch.rows import is_rows
 from zmqps.torch.translate import Followed, spec_of

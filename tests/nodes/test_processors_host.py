@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from zmqps.core.server.dense.memory import FILL_NBYTES, HostMemory
-from zmqps.nodes.host import LONGEST_REST_S, Rests
+from zmqps.nodes.processors import LONGEST_REST_S, Rests
 
 
 @pytest.mark.parametrize(("idle", "rests"), [(0.1, 3), (1.9, 0)])
@@ -15,7 +15,7 @@ def test_memory_is_made_ready_part_by_part_with_rests_where_no_processor_is_idle
 ) -> None:
     rested: list[float] = []
     monkeypatch.setattr(Rests, "idle", lambda self: idle)
-    monkeypatch.setattr("zmqps.nodes.host.time.sleep", rested.append)
+    monkeypatch.setattr("zmqps.nodes.processors.time.sleep", rested.append)
     array = np.empty(2 * FILL_NBYTES // 4 + 1, np.float32)
     HostMemory(paced=Rests(2.0).paced).fill(array, 3.0)
     assert (array == 3.0).all()

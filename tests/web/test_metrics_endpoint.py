@@ -16,16 +16,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.metrics.samples import small
 from tests.pace import allow
+from tests.web.samples import small
 
 pytest.importorskip("prometheus_client")
 
 from tests.tables import for_each
 from zmqps.core.node.measured import Measurements
 from zmqps.errors import AddressInUseError, ConfigurationError, DeadlineError
-from zmqps.metrics import endpoint, text
-from zmqps.metrics.endpoint import Source, answering
+from zmqps.web import metrics
+from zmqps.web.metrics import Source, answering
 from zmqps.web.server import MAX_CONNECTIONS, WebPlace
 
 LOG = logging.getLogger("zmqps.tests")
@@ -69,7 +69,7 @@ def test_a_coordinator_tells_of_all_nodes_or_of_itself(serve: Serve) -> None:
 def test_other_paths_say_where_metrics_are(serve: Serve) -> None:
     url = serve()
     assert get(f"{url}/")[0] == 200
-    assert get(f"{url}/other") == (404, endpoint.INDEX)
+    assert get(f"{url}/other") == (404, metrics.INDEX)
 
 
 def test_with_a_token_nobody_else_is_answered(serve: Serve, tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_an_address_of_another_host_is_refused() -> None:
 
 
 def test_without_an_address_nothing_listens_and_no_library_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoint, "check_installed", lambda: pytest.fail("asked for"))
+    monkeypatch.setattr(metrics, "check_installed", lambda: pytest.fail("asked for"))
     before = threading.active_count()
     with answering(WebPlace(), small, "server", LOG) as url:
         assert url == ""
@@ -177,7 +177,7 @@ def test_without_an_address_nothing_listens_and_no_library_is_needed(monkeypatch
 def test_without_the_library_the_command_is_told_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "prometheus_client", None)
     with pytest.raises(ConfigurationError, match=r"pip install .*\[watch\]'"):
-        text.check_installed()
+        metrics.check_installed()
 
 
 def test_after_the_end_nobody_listens(serve: Serve) -> None:
@@ -202,7 +202,7 @@ def test_a_source_asks_in_the_loop_and_gives_up_on_one_that_is_held_up(monkeypat
         source.measure = lambda: threads.append(threading.current_thread()) or measured
         assert await asyncio.to_thread(source) is measured
         assert threads == [threading.current_thread()]
-        monkeypatch.setattr(endpoint, "ASK_S", 0.05)
+        monkeypatch.setattr(metrics, "ASK_S", 0.05)
         asked = asyncio.get_running_loop().run_in_executor(None, ask, source)
         held.wait(allow(10))  # the loop does nothing else meanwhile
         await asked

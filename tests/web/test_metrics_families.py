@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.metrics.samples import of_job, of_worker, small
+from tests.web.samples import of_job, of_worker, small
 from zmqps.core.node.measured import Counted, Known, Measurements
-from zmqps.metrics.text import families
+from zmqps.web.metrics import families
 
 
 def series(measured: Measurements, metric: str) -> dict[tuple[str, ...], Any]:

@@ -13,8 +13,8 @@ from tests.tables import for_each
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec, Parameter
 from zmqps.errors import ConfigurationError, InternalError
-from zmqps.nodes import apply
-from zmqps.nodes.apply import ApplyThreads
+from zmqps.nodes import processors
+from zmqps.nodes.processors import ApplyThreads
 from zmqps.nodes.server import ServerConfig, make_shard
 from zmqps.optim import adam, make_kernel
 
@@ -24,7 +24,7 @@ BLOCK_NBYTES = 1024
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch) -> None:
-    monkeypatch.setattr(apply, "MIN_BLOCK_NBYTES", BLOCK_NBYTES)
+    monkeypatch.setattr(processors, "MIN_BLOCK_NBYTES", BLOCK_NBYTES)
 
 
 @for_each("backend", ["numpy", "numba"])

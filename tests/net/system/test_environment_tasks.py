@@ -6,7 +6,7 @@ import pytest
 
 from tests.tables import for_each
 from zmqps.errors import ConfigurationError
-from zmqps.net.system.tasks import FIRST_PORT, Rank, find, first_host, hosts
+from zmqps.net.system.environment import FIRST_PORT, Rank, find_task, first_host, hosts
 
 SLURM = {
     "SLURM_JOB_ID": "42", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_NTASKS": "3",
@@ -56,7 +56,7 @@ TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8", "MASTER_ADDR": "host-a", "MASTER_POR
     ],
 )
 def test_the_scheduler_says_which_task_this_is(env: dict[str, str], rank: Rank) -> None:
-    assert find(env) == rank
+    assert find_task(env) == rank
 
 
 @for_each(
@@ -69,7 +69,7 @@ def test_the_scheduler_says_which_task_this_is(env: dict[str, str], rank: Rank) 
     ],
 )
 def test_a_pod_knows_the_name_of_the_first_one_by_its_own(fqdn: str, host: str) -> None:
-    assert find({"JOB_COMPLETION_INDEX": "3"}, fqdn) == Rank(rank=3, host=host, source="Kubernetes")
+    assert find_task({"JOB_COMPLETION_INDEX": "3"}, fqdn) == Rank(rank=3, host=host, source="Kubernetes")
 
 
 @for_each(
@@ -82,7 +82,7 @@ def test_a_pod_knows_the_name_of_the_first_one_by_its_own(fqdn: str, host: str) 
 )
 def test_an_environment_that_makes_no_task_is_refused(env: dict[str, str], says: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
-        find(env)
+        find_task(env)
     assert says in str(caught.value)
 
 

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from zmqps.combine.meeting import Met
-from zmqps.combine.membership import LeaderGoneError, Membership
+from zmqps.combine.meeting import LeaderGoneError, Membership, Met
 from zmqps.combine.messages import HostMessage, Joined, Pushing, Want, encode
 
 TIMEOUT_S = 0.4

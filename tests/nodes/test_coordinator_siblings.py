@@ -11,7 +11,7 @@ from tests.tables import for_each
 from zmqps.core.protocol.events import Received
 from zmqps.core.protocol.messages import Exited
 from zmqps.net.driver import Driver
-from zmqps.nodes.siblings import Siblings
+from zmqps.nodes.coordinator import Siblings
 
 TOKEN = bytes(range(16))
 

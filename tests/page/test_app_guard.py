@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.page.asked import Asked, connected, get, live, served
 from tests.tables import for_each
-from zmqps.page.guard import HEADERS
+from zmqps.page.app import HEADERS
 
 TOKEN = "5f" * 32
 

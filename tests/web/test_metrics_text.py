@@ -6,14 +6,14 @@ import math
 
 import pytest
 
-from tests.metrics.samples import small
+from tests.web.samples import small
 
 prometheus_client = pytest.importorskip("prometheus_client")
 
 from prometheus_client.parser import text_string_to_metric_families  # noqa: E402
 
 from zmqps.core.node.measured import Measurements  # noqa: E402
-from zmqps.metrics.text import exposed  # noqa: E402
+from zmqps.web.metrics import exposed  # noqa: E402
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 

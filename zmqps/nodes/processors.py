@@ -1,14 +1,16 @@
-"""Apply threads: one update of a slice, done by several threads in blocks.
+"""The processors of a host: threads that share an update, and work of no haste that leaves them to others.
 
-An update treats every element by itself, so blocks of it give the same bits as the whole, in whatever
-order they are done. The kernels release the interpreter lock while they compute.
+An update treats every element by itself, so blocks of it give the same bits as the whole, in whatever order they are
+done. The kernels release the interpreter lock while they compute.
 """
 
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Any
+from typing import Any, TypeVar
 
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.server.dense.rules import UpdateKernel
@@ -87,3 +89,48 @@ def _start(pool: ThreadPoolExecutor, num_threads: int) -> None:
     except BaseException:
         together.abort()  # those that wait for one that cannot be started
         raise
+
+
+T = TypeVar("T")
+
+#: Work that can wait rests while fewer processors than this are idle; but no longer than this at once, in seconds.
+IDLE, LONGEST_REST_S = 0.5, 2.0
+
+
+class Rests:
+    """Lets others have the processors of this host between the parts of some work, where none is idle.
+
+    Parameters
+    ----------
+    times
+        It rests that many times as long as the part before has taken.
+    """
+
+    def __init__(self, times: float) -> None:
+        self._times = times
+        self._last = time.monotonic(), _idle_s()
+
+    def after(self, began: float, *, wanted: bool = True) -> None:
+        """Rest, if that is wanted and needed, after a part of the work that began then, as `time.monotonic` says."""
+        if self.idle() < IDLE and wanted:
+            time.sleep(min(self._times * (time.monotonic() - began), LONGEST_REST_S))
+
+    def idle(self) -> float:
+        """Return how many processors were idle on average since this was asked last."""
+        (asked, before), self._last = self._last, (time.monotonic(), _idle_s())
+        return (self._last[1] - before) / max(self._last[0] - asked, 1e-9)
+
+    def paced(self, parts: Iterable[T]) -> Iterator[T]:
+        """Yield the parts of some work, with rests behind them."""
+        for part in parts:
+            began = time.monotonic()
+            yield part
+            self.after(began)
+
+
+def _idle_s() -> float:
+    """Return how many seconds all processors together were idle."""
+    import psutil
+
+    times = psutil.cpu_times()
+    return float(times.idle) + float(getattr(times, "iowait", 0.0))
