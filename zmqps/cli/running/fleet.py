@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from zmqps import __version__
-from zmqps.cli.running.asked import Asked
-from zmqps.cli.running.children import MOST_NAMED, how_ended
+from zmqps.cli.running.children import MOST_NAMED, Asked, how_ended
 from zmqps.cli.running.follow import is_log
 from zmqps.cli.running.launch_config import LaunchConfig
 from zmqps.cli.running.output import LogFile, Terminal

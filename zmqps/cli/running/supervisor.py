@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from zmqps.cli.running.asked import Asked
-from zmqps.cli.running.children import MOST_NAMED, Children, how_ended
+from zmqps.cli.running.children import MOST_NAMED, Asked, Children, how_ended
 from zmqps.cli.running.follow import is_log
 from zmqps.cli.running.output import LogFile, Terminal
 from zmqps.cli.running.state import Claim, State

@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import zmqps
-from zmqps.cli.running.asked import Asked
-from zmqps.cli.running.children import MOST_NAMED, Children
+from zmqps.cli.running.children import MOST_NAMED, Asked, Children
 from zmqps.cli.running.output import LogFile, Terminal
 from zmqps.core.protocol import exits
 from zmqps.errors import PSError, ShutdownError, listed

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.tables import for_each
-from zmqps.cli.running.asked import Asked
+from zmqps.cli.running.children import Asked
 from zmqps.core.protocol import exits
 from zmqps.launch.config import GRACE_S, ClusterConfig
 from zmqps.settings.saving import CheckpointSettings
