@@ -161,7 +161,10 @@ def counts(root: Path) -> dict[str, int]:
     tree = parsed(root)
     defined = Counter(node.name for _, node in functions(tree, "zmqps/core/"))
     calls = Counter(_called(node) for path in tree if path.startswith("zmqps/core/") for node in walked(tree[path]))
-    found = {"lines of the package": lines(root, "zmqps"), "lines of core": lines(root, "zmqps/core")}
+    short = [path for path in tree if (root / path).read_bytes().count(b"\n") <= MAX_LINES]
+    found = {"files of the package": len([path for path in root.glob("zmqps/**/*") if _is_shipped(path)])}
+    found |= {f"modules with at most {MAX_LINES} lines": len(short)}
+    found |= {"lines of the package": lines(root, "zmqps"), "lines of core": lines(root, "zmqps/core")}
     found |= {f"lines of core/{room}": lines(root, f"zmqps/core/{room}") for room in ROOMS}
     found["lines of " + "+".join(ROOMS)] = sum(lines(root, f"zmqps/core/{room}") for room in ROOMS)
     of_kernel = [path for path in tree if path.startswith("zmqps/core/") and not is_extension(path)]
@@ -189,6 +192,10 @@ def counts(root: Path) -> dict[str, int]:
     found["files of the largest folder"] = max(Counter(path.rpartition("/")[0] for path in tree).values())
     found["names of several classes of core"] = len(double_names(tree))
     return found
+
+
+def _is_shipped(path: Path) -> bool:
+    return path.is_file() and path.parent.name != "__pycache__"
 
 
 def _called(node: ast.AST) -> str:
