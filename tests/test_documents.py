@@ -35,7 +35,7 @@ PRESENT = [document for document in DOCUMENTS if document.name != "CHANGELOG.md"
 #: A path in backticks is one from here, from the package, from the document's folder, or a file's name alone.
 FILE = re.compile(r"`([\w./<>-]*/[\w./<>-]*|[\w<>-]+\.(?:py|md|toml|svg|json|npz))`")
 #: Files of the user's, of a running cluster, that make writes, and of other projects.
-NOT_OURS = ("train.py", "runs/", "dist/", "build/docs", ".zmqps/", "/", "summary.json", "manifest.json")
+NOT_OURS = ("train.py", "eighths.py", "runs/", "dist/", "build/docs", ".zmqps/", "/", "summary.json", "manifest.json")
 
 DOTTED = re.compile(r"\bzmqps(?:\.[A-Za-z_]\w*)+")
 #: The entry-point group, which is no module.

@@ -20,8 +20,9 @@ def bits(array: np.ndarray) -> np.ndarray:
     return array.view(f"u{array.itemsize}")
 
 
-def test_every_codec_has_a_case() -> None:
+def test_every_codec_has_a_case_and_is_exported() -> None:
     assert {case.codec.name for case in CASES} == set(codecs.CODECS)
+    assert set(codecs.CODECS) <= set(codecs.__all__)
 
 
 @for_each("dtype", DTYPES)

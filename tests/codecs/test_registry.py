@@ -136,14 +136,18 @@ def rows(document: str, head: str) -> list[list[str]]:
 
 def test_the_table_of_codecs_is_that_of_the_registry() -> None:
     named = set()
-    for text, nbytes, _, for_values, _ in rows(
+    for text, nbytes, _, for_values, accuracy in rows(
         "codecs.md", "| codec | bytes | what is lost | for values too | accuracy |"
     ):
         codec = codecs.parse(re.findall("`(.*?)`", text)[0])
         named.add(codec.name)
         assert for_values == ("no" if codec.error_feedback else "yes"), text
         assert float(nbytes) == pytest.approx(codec.encoded_nbytes(4810, "float32") / (4 * 4810), rel=0.03), text
+        assert re.fullmatch(r"\d\d\.\d % \(\d\d\.\d\)", accuracy), f"{text}: docs/where.md says how to measure it"
     assert named == set(codecs.CODECS)
+    portable = [name for name, cls in codecs.CODECS.items() if cls.portable and name != "raw"]
+    encode_there = re.findall(r"\*\*Codecs\.\*\* (.*?) encode on the GPU", (ROOT / "docs/gpu.md").read_text())
+    assert [re.findall(r"`(\w+)`", text) for text in encode_there] == [portable]
 
 
 def test_the_tables_of_the_protocol_are_those_of_the_registry() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.codecs.cases import BACKENDS, DTYPES, SPECS, gradient
 from tests.tables import for_each
 from zmqps import codecs
-from zmqps.errors import ProtocolError
+from zmqps.errors import CodecError, ProtocolError
 
 SIZES = [0, 1, 24, 101, 250]
 
@@ -22,6 +22,8 @@ def check(codec: codecs.Codec, blob: bytes, size: int, dtype: str, backend: code
     tracemalloc.start()
     try:
         array, consumed = codec.decode(blob, size, dtype, backend=backend)
+    except CodecError:  # what any other exception of a codec becomes
+        raise
     except ProtocolError:
         return
     finally:

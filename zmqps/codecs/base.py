@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, get_args
 import numpy as np
 
 from .. import checks
-from ..errors import ConfigurationError, ProtocolError
+from ..errors import CodecError, ConfigurationError, ProtocolError, PSError
 from .kernels import ALONE, Backend, CodecKernel, Spread, namespace
 
 if TYPE_CHECKING:
@@ -196,12 +196,19 @@ class Codec(ABC):
         ------
         ProtocolError
             The view does not start with a blob of this codec for that many values.
+        CodecError
+            The codec raised something else: it is wrong.
         """
         _check_backend(backend)
         dtype = np.dtype(dtype)
         if dtype not in DTYPES or not 0 <= size <= MAX_SIZE:
             raise ConfigurationError(f"no codec makes {size} values of {dtype}")
-        return self._decode(octets(view), size, dtype, backend)
+        try:
+            return self._decode(octets(view), size, dtype, backend)
+        except (PSError, MemoryError):
+            raise
+        except Exception as error:  # a codec of another package can fail in any way, on a server that others use
+            raise self._wrong("decode", size, error) from error
 
     def decode_in(self, xp: ModuleType, blob: Any, size: int, dtype: DTypeLike) -> Any:
         """Return the array that a blob encodes, both of another namespace; as `decode` otherwise.
@@ -235,8 +242,22 @@ class Codec(ABC):
         """Decode a blob that was not checked."""
 
     def warm_up(self, dtype: DTypeLike, backend: Backend = "numba") -> None:
-        """Compile, or load from disk, what the first array would otherwise wait for."""
-        self.decode(self.encode(np.empty(0, dtype), backend=backend), 0, dtype, backend=backend)
+        """Compile, or load from disk, what the first array would otherwise wait for; raise `CodecError` if it fails."""
+        values = np.zeros(4, dtype)
+        try:
+            blob = self.encode(values, backend=backend)
+        except Exception as error:
+            raise self._wrong("encode", values.size, error) from error
+        array, consumed = self.decode(blob, values.size, dtype, backend=backend)
+        if (array.shape, array.dtype, consumed) != (values.shape, values.dtype, blob.nbytes):
+            raise CodecError(
+                f"codec {self.spec!r} makes {values.size} values of {dtype} into a blob of {blob.nbytes} bytes, and "
+                f"{consumed} bytes of that into an array of {array.dtype}, shape {array.shape}; correct it"
+            )
+
+    def _wrong(self, what: str, size: int, error: Exception) -> CodecError:
+        why = f"{type(error).__name__}: {error}"
+        return CodecError(f"codec {self.spec!r} cannot {what} {size} values ({why}); correct it")
 
     def _whole_blob(self, blob: Bytes, nbytes: int) -> Bytes:
         """Return the first bytes of a view, or raise `ProtocolError` where it is too short."""

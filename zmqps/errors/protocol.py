@@ -33,7 +33,7 @@ class ProtocolVersionError(ProtocolError):
 
 
 class CodecError(ProtocolError):
-    """No codec of that name is installed on this node, or its package cannot be used there.
+    """No codec of that name is installed on this node, its package cannot be used there, or it fails.
 
     A server imports the codecs that come with zmqps, and those that an installed package declares; it
     imports nothing else, whatever a peer sends.
@@ -43,6 +43,8 @@ class CodecError(ProtocolError):
     - Check the spelling; docs/codecs.md lists the codecs.
     - Install a custom codec on every worker and server, in a package that declares it in the
       entry-point group `zmqps.codecs`. Start the nodes again after the installation.
+    - If a custom codec cannot encode or decode, the text has its exception. Try it in one process:
+      docs/codecs.md#your-own-codec shows how.
     """
 
     code = 27

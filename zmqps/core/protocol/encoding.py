@@ -49,14 +49,13 @@ def check_codec(codec: str | Codec, *, pulls: bool) -> str:
     text = codec.spec if isinstance(codec, Codec) else codec
     if not isinstance(text, str):
         raise ConfigurationError(
-            f"a codec is one of zmqps.codecs or its name, say 'bf16', not {checks.shown(text):.60}"
+            f"a codec is one of zmqps.codecs or its name, such as 'bf16', not {checks.shown(text):.60}"
         )
     try:
         found = named(text)
     except CodecError as error:
         near = checks.meant(text.partition(":")[0], CODECS)
-        hint = near or "`python -m bench codecs` measures ours"
-        raise ConfigurationError(f"{error}; {hint}") from error.__cause__
+        raise ConfigurationError(f"{error}; {near}" if near else str(error)) from error.__cause__
     except ProtocolError as error:
         raise ConfigurationError(str(error)) from None
     if pulls and found is not None and found.error_feedback:
