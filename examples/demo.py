@@ -1,7 +1,7 @@
 """Run examples/digits.py in several processes at once, watch them, and show what came of it.
 
 Starts a coordinator and servers on this machine, then the worker processes, and ends when they do. A worker that is
-killed meanwhile (try it) is named, and the others go on. Into --output go summary.json, loss.png, staleness.png,
+killed meanwhile (try it) is named, and the others continue. Into --output go summary.json, loss.png, staleness.png,
 demo.log, the logs of the nodes, and what each worker reported and printed.
 
 Exit codes: 0 the network reads the digits; 1 it does not, or the cluster broke; 130 Ctrl-C; 143 SIGTERM.
@@ -94,7 +94,7 @@ class Worker:
         if not was_gone and self.facts.get("how") == "lost":
             result = self.result()
             lost = f"{result.rank} ({result.name}, {self.facts['host']}, pid {result.pid})"
-            log.warning("lost worker %s: last sign of life %s; the others go on", lost, result.last_sign_of_life)
+            log.warning("lost worker %s: last sign of life %s; the others continue", lost, result.last_sign_of_life)
 
     def result(self) -> demo_report.Result:
         """Return what its own report says, if it has finished, or else its last heartbeat."""

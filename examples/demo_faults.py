@@ -97,10 +97,10 @@ class Faults:
         self._kill(observer, victim["pid"], victim["name"], how, good)
 
     def kill_coordinator(self, observer: zmqps.Worker) -> None:
-        """Kill the coordinator: `zmqps up` starts it again, and it goes on from its journal."""
+        """Kill the coordinator: `zmqps up` starts it again, and it continues from its journal."""
         status = observer.status()
         members = {member["pid"] for member in status["members"]}
-        how = "started again, it went on from its journal"
+        how = "started again, it continued from its journal"
         self._kill(observer, status["pid"], "coordinator", how, lambda status: all(has(status, pid) for pid in members))
 
     def _kill(self, observer: zmqps.Worker, pid: int, node: str, how: str, good: Callable[[Status], bool]) -> None:

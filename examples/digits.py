@@ -58,7 +58,7 @@ def train(worker, args):
                 worker.push(gradients, examples=len(batch))
                 worker.log({"loss": loss, "accuracy": accuracy(model, x_train[batch], y_train[batch])}, step=len(curve))
                 curve.append((time.time(), float(loss)))
-            except (zmqps.EvictedError, zmqps.PeerLostError):  # stopped or cut off for so long that the others went on
+            except (zmqps.EvictedError, zmqps.PeerLostError):  # stopped or cut off for so long that others continued
                 worker.rejoin(timeout=60)  # fails if the cluster is lost, or a server with a part of the model
     print(f"worker {worker.rank}: test accuracy {accuracy(worker.pull(), x_test, y_test):.3f},", worker.statistics())
     with open(args.report, "w") as file:

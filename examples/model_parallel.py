@@ -99,7 +99,7 @@ def run_all(args):
         steps = sum(1 for _ in batches(len(y), args))
         if any([stage.wait() for stage in stages]):
             sys.exit("a stage failed")
-        params = observer.pull(at_least=steps)  # the cluster goes on while an observer is connected
+        params = observer.pull(at_least=steps)  # the cluster continues while an observer is connected
         reference = uncut(x, y, args)
     difference = max(float(np.abs(params[name] - reference[name]).max()) for name in reference)
     accuracy = digits.accuracy(params, x_test, y_test)

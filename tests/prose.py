@@ -47,6 +47,7 @@ INSTEAD = {
     r"\bbeside\b": "besides, next to, with",
     r"\b(?:is|are|was|were) to be\b": "should, will, must",
     rf"\b(?:is|are|was|were) to (?:{_DUTIES})\b": "should, will, must",
+    r"\b(?:go|goes|going|gone|went) on\b": "continue, run",
     r"\b(?:this|that|each) one's\b": "its, or the noun",
     r"\ban? \w+(?: \w+)? of (?:its|their|your|my|our) own\b(?! [\w-]+s\b)": "its own, a separate",
     r"(?<!there )\b(?:is|are) (?-i:none)\b(?! of (?:its|the|these|them)\b)": "is not one, is invalid, is missing",

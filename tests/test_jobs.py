@@ -101,7 +101,7 @@ def test_the_same_model_again_starts_from_its_new_values_and_a_job_left_alone_go
         with zmqps.connect(cluster.address) as worker:
             worker.init({"w": np.full(4, 100.0)}, optimizer=SGD, mode="async")
             assert worker.pull()["w"][0] == 7.0
-        assert "goes on with what was trained before its workers left" in caplog.text
+        assert "continues with what was trained before its workers left" in caplog.text
         with zmqps.connect(cluster.address) as worker:  # another model: nobody wants the old one
             worker.init({"x": np.full(2, 1.0)}, optimizer=SGD, mode="async")
             assert set(worker.pull()) == {"x"}

@@ -77,7 +77,7 @@ def inner(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @cache
 def callable_in_loops(function: Callable[..., Any]) -> None:
-    """Let compiled loops call a function, which is compiled into each; Python may go on to call it as well.
+    """Let compiled loops call a function, which is compiled into each; Python may continue to call it as well.
 
     Numba caches a loop by its own source only: after a change of such a function, touch the loops that call it.
     """

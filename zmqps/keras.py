@@ -168,8 +168,8 @@ class Optimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
     """An optimizer of Keras whose updates the servers compute.
 
     ``model.fit`` starts the job or joins it, and begins with its values. After each batch it pushes the gradients,
-    waits as the mode demands, and goes on with the values after them. A learning rate that changes, by a schedule or a
-    callback such as ``ReduceLROnPlateau``, is sent before the next push; only the chief's takes effect. In the
+    waits as the mode demands, and continues with the values after them. A learning rate that changes, by a schedule or
+    a callback such as ``ReduceLROnPlateau``, is sent before the next push; only the chief's takes effect. In the
     synchronous mode, the default, the mean of a step is over all workers unless you pass
     ``steps=zmqps.Steps(mean="pushed")``.
 
@@ -338,7 +338,7 @@ class Link:
         return values, values.version if self.steps else self.step + 1
 
     def _follow_rate(self) -> None:
-        """Set the learning rate, if this is the chief: also at its first step, for the job may go on with another."""
+        """Set the learning rate, if this is the chief: also at its first step, since the job may have another."""
         if not self.worker.is_chief or self.rate == self.sent:
             return
         rate, own = self.rate, self.spec.learning_rate

@@ -60,7 +60,7 @@ def test_nobody_else_may_read_it(tmp_path: Path) -> None:
 
 def test_a_second_coordinator_is_refused(tmp_path: Path) -> None:
     with Journal(tmp_path / "j"):
-        with pytest.raises(JournalError, match=rf"goes on from it already \(pid {os.getpid()}\); end that one first"):
+        with pytest.raises(JournalError, match=rf"continues from it already \(pid {os.getpid()}\); end that one first"):
             Journal(tmp_path / "j")
     Journal(tmp_path / "j").close()
 
@@ -113,7 +113,7 @@ def test_another_version_and_another_file_are_refused(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "j" / FILE) as db:
         db.execute("PRAGMA user_version = 7")
     db.close()
-    with pytest.raises(JournalError, match="it has format 7, and this zmqps reads 6; go on with the zmqps"):
+    with pytest.raises(JournalError, match="it has format 7, and this zmqps reads 6; continue with the zmqps"):
         Journal(tmp_path / "j")
     with sqlite3.connect(tmp_path / "j" / FILE) as db:
         db.execute("PRAGMA application_id = 1")
@@ -162,7 +162,7 @@ def test_where_it_cannot_be_written_the_cluster_goes_on_and_leaves_none(
         journal.write([Record("a", 2)])  # nothing any more
         assert "disk is full" in journal.failure
         assert not (tmp_path / "j" / FILE).exists()
-    assert "goes on without one" in caplog.text
+    assert "continues without one" in caplog.text
 
 
 def test_that_of_a_cluster_that_is_over_leaves_nothing(tmp_path: Path) -> None:

@@ -37,10 +37,10 @@ def test_a_second_optimizer_on_a_job_names_the_way_to_another_job(caplog: pytest
         check_same(first, alone(mlp, sgd, data))
         optimizer.close()
         again.close()
-        assert "goes on with its values and moments" not in caplog.text
+        assert "continues with its values and moments" not in caplog.text
         zmqps.torch.Optimizer(second, worker, sgd(second), timeout=PATIENCE)
         check_same(second, first)
-        assert "goes on with its values and moments" in caplog.text
+        assert "continues with its values and moments" in caplog.text
 
 
 def test_an_optimizer_that_is_made_again_for_a_model_takes_the_place_of_the_first() -> None:

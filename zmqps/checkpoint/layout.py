@@ -251,7 +251,7 @@ class ShardLayout:
 
 
 def _append(extents: list[Extent], extent: Extent, itemsize: int) -> None:
-    """Append an extent, or lengthen the last one if it goes on there in table and file."""
+    """Append an extent, or lengthen the last one if it continues there in table and file."""
     if extents:
         file, offset, start, size = extents[-1]
         if file == extent.file and start + size == extent.start and offset + size * itemsize == extent.offset:

@@ -97,7 +97,7 @@ class Owner:
     cluster
         Its identity, in hexadecimal digits; a coordinator that comes back from its journal has the same.
     run
-        The cluster that the training began in: what is restored goes on as the run of its checkpoint.
+        The cluster that the training began in: what is restored continues as the run of its checkpoint.
     host, pid, since
         Of its coordinator; since when that runs, in seconds since 1970.
     """

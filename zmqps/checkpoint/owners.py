@@ -49,13 +49,13 @@ class Claim:
     owner
         The cluster.
     runs
-        Job -> the run that goes on, of those that begin from a checkpoint.
+        Job -> the run that continues, of those that begin from a checkpoint.
 
     Raises
     ------
     CheckpointStorageError
         On entering: a cluster that is alive holds the lock. That the directory cannot be used otherwise is only logged:
-        what is saved there says so, and training goes on.
+        what is saved there says so, and training continues.
     """
 
     def __init__(self, storage: Storage, directory: str, owner: Owner, runs: Mapping[str, str]) -> None:

@@ -144,7 +144,7 @@ class Save:
     def _marked(self, mark: str) -> str:
         """Return a new directory with a mark of this save, used by no other.
 
-        Two saves that take one at the same time see each other's mark, and both go on to the next number.
+        Two saves that take one at the same time see each other's mark, and both continue to the next number.
         """
         for _ in range(_ATTEMPTS):
             path = join(self._job_path, f"ckpt-{self._stem()}")

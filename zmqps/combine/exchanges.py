@@ -465,7 +465,7 @@ class HostExchanges:
         if isinstance(answer, Dropped):
             self._group.leave()
             raise EvictedError(
-                f"{self._title} was silent for {answer.silent_s:.1f} s, and the other workers of this host went on "
+                f"{self._title} was silent for {answer.silent_s:.1f} s, and the other workers of this host continued "
                 "without it; worker.rejoin() comes back"
             )
         if isinstance(answer, Failed):

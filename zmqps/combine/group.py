@@ -123,7 +123,7 @@ class GroupMachine:
             for number, member in list(self.members.items()):
                 silent = now - member.heard_at
                 if silent > self._timeout:
-                    text = f"lost {member.title} of this host: last sign of life {silent:.1f} s ago; the host goes on"
+                    text = f"lost {member.title} of this host: last sign of life {silent:.1f} s ago; the host continues"
                     actions += [
                         Say("warning", f"{text} without it"),
                         Tell(number, Dropped(silent)),

@@ -151,7 +151,7 @@ class Leader:
                 if self._selector.time() >= self._machine.next_deadline():
                     self._carry_out(selector, self._machine.on_deadline(self._selector.time()))
         except Exception:
-            log.exception("the leader of this host's workers failed; they go on with another one; please report it")
+            log.exception("the leader of this host's workers failed; they continue with another one; please report it")
         finally:
             meeting.end(self._listener, self._path, self._file)
             for connection in self._connections.values():

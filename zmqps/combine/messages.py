@@ -169,7 +169,7 @@ class HostWaiting(HostMessage):
 
 @dataclass(frozen=True, slots=True)
 class Dropped(HostMessage):
-    """You were silent for too long: the others go on without you."""
+    """You were silent for too long: the others continue without you."""
 
     kind: ClassVar[int] = 23
     silent_s: float

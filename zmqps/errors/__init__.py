@@ -21,7 +21,7 @@
     ├── CoordinatorRestartedError (ConnectionError)  a new coordinator answers at the old one's address
     ├── HostLeaderLostError (ConnectionError)  the worker that pushes for its host ended during a push
     ├── JournalBehindError (RuntimeError)    servers have steps that the coordinator's journal lacks
-    ├── EvictedError (ConnectionError)       the job went on without this node
+    ├── EvictedError (ConnectionError)       the job continued without this node
     ├── ShutdownError (ConnectionError)      the cluster is ending
     ├── NodeFailedError (RuntimeError)       a process started here ended; has its exit and last lines
     ├── InternalError (RuntimeError)         a defect of zmqps; says in which node
@@ -52,7 +52,7 @@
     ├── VersionError (LookupError)           a version that is no longer retained
     ├── DeviceError (RuntimeError)           no such GPU, or it failed; says what to install or to name
     │   └── DeviceMemoryError (MemoryError)  the GPU is too small; says what is needed and what is free
-    ├── CheckpointFailedError (RuntimeError)  a checkpoint could not be written; training goes on
+    ├── CheckpointFailedError (RuntimeError)  a checkpoint could not be written; training continues
     ├── CheckpointTooSoonError (RuntimeError)  workers ask for checkpoints too often; says when to ask next
     └── CheckpointError (RuntimeError)       an unusable checkpoint; says why, and which older one is good
         ├── CheckpointNotFoundError (LookupError)  there is no complete checkpoint

@@ -36,7 +36,7 @@ class Event(Protocol):
 
 
 class Stream(Protocol):
-    """Work that the device does in the order it was given; streams go on side by side."""
+    """Work that the device does in the order it was given; streams run side by side."""
 
     def record(self) -> Event:
         """Mark all that was given to the stream so far."""

@@ -32,7 +32,7 @@ from zmqps.keys.keyring import (
     read_entries,
 )
 
-#: For so long the old keys go on to open after they were rotated.
+#: For so long the old keys continue to open after they were rotated.
 GRACE_S = 3600.0
 #: Keys that open nothing any more are kept in the list for so long, so that a log can say whose they were.
 KEPT_S = 30 * 86400.0
@@ -154,7 +154,7 @@ def revoke(directory: str | os.PathLike[str], names: Sequence[str]) -> list[Entr
 def rotate(
     directory: str | os.PathLike[str], roles: Sequence[str] = KEY_ROLES, *, grace: float = GRACE_S
 ) -> dict[str, Pair]:
-    """Make new pairs for roles; the old ones go on to open for ``grace`` seconds.
+    """Make new pairs for roles; the old ones continue to open for ``grace`` seconds.
 
     Processes that read this directory take the new ones by themselves; those on other hosts need a copy of it before
     the old ones end. Tokens have their own keys, which do not change.

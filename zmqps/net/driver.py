@@ -93,7 +93,7 @@ class Driver:
         The same for `Landed`: ``landed(operation, parameters)``.
     failed
         Called after a defect: requests to this machine are failed, and it ends. Without it the
-        machine goes on, and the peer that sent the request gets an error.
+        machine continues, and the peer that sent the request gets an error.
     journal
         Where its `Record` actions go; None: nowhere.
     """

@@ -45,7 +45,7 @@ def readable(socket: zmq.Socket[bytes]) -> bool:
 def send_frames(
     socket: zmq.Socket[bytes], frames: Sequence[Any], *, track: bool, backlog: Backlog | None = None
 ) -> list[zmq.Frame]:
-    """Queue a message; return the frames that ZeroMQ goes on to read, if tracked.
+    """Queue a message; return the frames that ZeroMQ continues to read, if tracked.
 
     pyzmq's own `send_multipart` tracks the last frame only, and calls it done at once if it is a small one.
     """
@@ -333,7 +333,7 @@ class ZmqTransport:
     # --- known peers ---------------------------------------------------------------------------
 
     def _let_in(self, peer: Peer, name: zmq.Frame, socket: zmq.Socket[bytes]) -> bool:
-        """Whether to go on with a message that does not come from a known peer; what is short is delivered here."""
+        """Whether to continue with a message that does not come from a known peer; what is short is delivered here."""
         if peer in self._doubted:
             self._trust(peer)
             return True

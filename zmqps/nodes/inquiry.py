@@ -212,7 +212,7 @@ def drain_server(
     stay
         Cancel a drain.
     timeout
-        Seconds to wait; it goes on after that.
+        Seconds to wait; it continues after that.
     progress
         Called with how far it is, when that has changed.
 

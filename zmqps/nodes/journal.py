@@ -99,7 +99,7 @@ class Journal:
             pid = os.pread(self._lock, 20, 0).decode(errors="replace").strip()
             raise JournalError(
                 path=str(self.path),
-                why=f"a coordinator goes on from it already{f' (pid {pid})' if pid else ''}",
+                why=f"a coordinator continues from it already{f' (pid {pid})' if pid else ''}",
                 advice="end that one first, or give this one another directory with --journal",
             ) from None
         os.ftruncate(self._lock, 0)
@@ -165,7 +165,7 @@ class Journal:
         if version != VERSION:
             raise self._unusable(
                 f"it has format {version}, and this zmqps reads {VERSION}",
-                "go on with the zmqps that has written it, or end that cluster and move the journal away",
+                "continue with the zmqps that has written it, or end that cluster and move the journal away",
             )
         if (found := _one(db, "quick_check")[0]) != "ok":
             raise self._damaged(str(found))
@@ -209,8 +209,8 @@ class Journal:
     def write(self, records: Sequence[Record]) -> None:
         """Keep records, all or none of them; what follows may be done when this returns.
 
-        Where that fails the coordinator goes on without a journal, and leaves none behind from which another life could
-        go on as if nothing had happened since.
+        If that fails, the coordinator continues without a journal, and removes it: another life must not start from it,
+        as if nothing had happened since.
         """
         if self._connection is None:
             return
@@ -243,7 +243,7 @@ class Journal:
     def _fail(self, error: Exception) -> None:
         self.failure = f"{type(error).__name__}: {error}"
         log.error(
-            "the journal %s cannot be written (%s): the cluster goes on without one, and ends with this coordinator",
+            "the journal %s cannot be written (%s): the cluster continues without one, and ends with this coordinator",
             self.path, self.failure,
         )  # fmt: skip
         self.retire()

@@ -65,7 +65,7 @@ def begin(
     DeadlineError
         No coordinator answered.
     JobError, LimitError
-        There is no such job, or a trace goes on already.
+        There is no such job, or a trace is running already.
     IdentityError, ConfigurationError
         As for `zmqps.nodes.inquiry.end_job`.
     """
@@ -76,7 +76,7 @@ def begin(
 
 
 def recording(address: str, *, job_secret: Path | None = None, keys: Keys | None = None) -> bool:
-    """Return whether all nodes of the trace that goes on have begun to record; errors as for `fetch`."""
+    """Return whether all nodes of the running trace have begun to record; errors as for `fetch`."""
     tracer = _tracer(address, job_secret, None, fetch=False)
     run_blocking(ask(tracer, "trace", ANSWER_S, keys))
     return all(node.get("state") == TraceState.ON for node in tracer.nodes)
@@ -90,7 +90,7 @@ def fetch(
     keys: Keys | None = None,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Trace:
-    """End the trace that goes on, or has, and return it; with ``stop`` False wait for its end first.
+    """End the running trace, if it has not ended, and return it; with ``stop`` False wait for its end first.
 
     Raises
     ------

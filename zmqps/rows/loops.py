@@ -63,7 +63,7 @@ def insert(
 
     ``free`` has rows to take first, ``state`` how many of them there are left, then the first row that was never taken,
     then how many places of the index are taken that were empty. ``fresh`` is 1 for the ids whose row is new. Done
-    again, it goes on where it has ended.
+    again, it continues where it has ended.
     """
     mask, last = np.uint64(index.size - 1), ids.size - 1
     for i in range(ids.size):

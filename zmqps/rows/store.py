@@ -352,7 +352,7 @@ class RowStore:
         return self._scan(start, most, lambda rows: self.ages(rows, now) < span)
 
     def in_buckets(self, lo: int, hi: int, seed: int, start: int, most: int) -> tuple[Array, int]:
-        """Return rows from ``start`` on whose id is in one of the buckets ``[lo, hi)``, and where to go on."""
+        """Return rows from ``start`` on whose id is in one of the buckets ``[lo, hi)``, and where to continue."""
 
         def there(rows: Array) -> Array:
             buckets = (mixed(self.ids[rows], seed) >> np.uint64(64 - BUCKET_BITS)).astype(np.int64)
@@ -361,7 +361,7 @@ class RowStore:
         return self._scan(start, most, there)
 
     def _scan(self, start: int, most: int, wanted: Any) -> tuple[Array, int]:
-        """Return live rows that are wanted, of those from ``start`` on; the scan is over where it goes on at `end`."""
+        """Return live rows that are wanted, from ``start`` on; the scan is over if it continues at `end`."""
         found: list[Array] = []
         while start < self.end and most > 0:
             rows = np.arange(start, min(self.end, start + SCANNED_ROWS))
@@ -397,7 +397,7 @@ class RowStore:
             waits = self.num_rows
 
     def _prepare(self, num_places: int) -> None:
-        """Take the memory of some places of the index that will come next, if rows go on to come."""
+        """Take the memory of some places of the index that will come next, if rows continue to come."""
         if self._reserved <= MOST_MOVED * self._index.size:
             return  # there will never be enough of them to need a larger one
         if self._next is None or self._next.size < 2 * self._index.size:

@@ -79,7 +79,7 @@ class Shard(Iterable[Any]):
         if type(self._whole) in PLAIN:
             yield from _with_generator(self._whole, _number(self._seed, number, 0))
             return
-        ahead = 1 if isinstance(self._whole, Iterator) else self._ahead or 1  # an iterator goes on in the next pass
+        ahead = 1 if isinstance(self._whole, Iterator) else self._ahead or 1  # an iterator continues in the next pass
         states = _PassStates(self._whole, self._seed, number)
         with states.in_force():
             items = iter(self._whole)
@@ -211,7 +211,7 @@ class _PassStates:
 
     @contextlib.contextmanager
     def in_force(self) -> Iterator[None]:
-        """Exchange the states, go on where the pass was, and restore them."""
+        """Exchange the states, continue where the pass was, and restore them."""
         with _LOCK:
             others = [_state(source) for source in self._sources]
             try:

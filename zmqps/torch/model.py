@@ -114,7 +114,7 @@ class Buffers:
         self._by = by
         self._come_back = come_back and by != "own"
         self.copies = {name: tensor.clone() for name, tensor in buffers_of(model).items()}
-        self._own: set[str] = set()  # those whose shape has changed: the job of one worker goes on without them
+        self._own: set[str] = set()  # those whose shape has changed: the job of a single worker continues without them
         self._seen = self._marks()
 
     def live(self) -> dict[str, torch.Tensor]:

@@ -157,7 +157,7 @@ class Trainer:
         self._buffers.land()
         if former is None and worker in _WORKERS and self.version > 0:
             log.warning(
-                "this worker has trained another model in this job, and this one goes on with its values and moments: "
+                "this worker has trained another model in this job; this one continues with its values and moments: "
                 'for a fresh start connect again, zmqps.connect(job="again")'
             )
         _WORKERS.add(worker)

@@ -22,7 +22,7 @@ from zmqps.trace.pushes import PUSHING, Message, followed
 
 #: What may take a step's time, the first ones first.
 KINDS = ("apply", "check", "codec", "wire", "wait", "own")
-#: What the coordinator says when a worker may go on that has waited for others.
+#: What the coordinator says when a worker that has waited for others may continue.
 TELLING = ("Proceed", "Released", "Committed")
 #: Below this a step's messages take the time that they take, whatever is in them: 0.1 ms at a gigabyte a second.
 FEW_NBYTES = 100_000
@@ -174,7 +174,7 @@ def _steps(worker: Process, trace: Trace) -> WorkerSteps | None:
     total = [(begins[0], begins[-1])]
     left = difference(within, union(chain.from_iterable(taken.values())))
     told = sorted(span.begin_us for span in worker.spans if span.facts.get("message") in TELLING)
-    for start, stop in left:  # the coordinator has said that it may go on: what was before that was a wait as well
+    for start, stop in left:  # the coordinator has said that it may continue: what was before that was a wait as well
         at = bisect_left(told, start)
         if at < len(told) and told[at] <= stop:
             taken["wait"].append((start, told[at]))

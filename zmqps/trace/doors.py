@@ -1,6 +1,6 @@
 """What is called behind a machine's door while it works: kernels, codecs and checks, noted while a trace runs.
 
-A door is an attribute that holds what is called. While a recording goes on it holds what does the same and is noted;
+A door is an attribute that holds what is called. While a recording runs it holds what does the same and is noted;
 before and after, what it always held. So a process that records nothing runs no line more than without all this.
 """
 

@@ -197,7 +197,7 @@ def assemble(nodes: Sequence[Mapping[str, Any]], data: Mapping[str, bytes | byte
             own, epoch_ns = process.boot, int(head.get("epoch_ns") or 0)
         found.append((node, process))
     if not any(process.spans for _, process in found):
-        raise ConfigurationError("no node has recorded anything: was anything trained while the trace went on?")
+        raise ConfigurationError("no node has recorded anything: was anything trained during the trace?")
     clocks: dict[str, Clock] = {}
     for node, process in found:
         offset, wrong_by = node.get("offset_s"), node.get("error_s")

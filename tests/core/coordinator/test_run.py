@@ -293,7 +293,7 @@ def test_a_worker_that_comes_back_to_an_idle_job_goes_on_and_is_told() -> None:
     (second,) = sent(coordinator.init("w2", ASYNC), m.Job)
     for answer in (first, second):  # it had come before anybody trained again
         assert (answer.epoch, answer.load) == (1, 0)
-        assert "the job 'default' goes on with what was trained before" in answer.note
+        assert "the job 'default' continues with what was trained before" in answer.note
         assert "zmqps jobs end default" in answer.note
     assert [got.note for got in sent(coordinator.attach("w3", ASYNC), m.Job)] == [""]
     assert [got.note for got in sent(coordinator.init("w1", ASYNC, request=9), m.Job)] == [""], "it was told"
@@ -396,7 +396,7 @@ def test_who_only_asks_for_the_job_does_not_replace_it() -> None:
     assert (answer.epoch, answer.note) == (1, "")
     (answer,) = sent(coordinator.attach("w1", None), m.Job)
     assert answer.epoch == 1
-    assert answer.note.startswith("the job 'default' goes on"), "the observer has trained nothing meanwhile"
+    assert answer.note.startswith("the job 'default' continues"), "the observer has trained nothing meanwhile"
 
 
 # --- the end ------------------------------------------------------------------------------------

@@ -171,7 +171,7 @@ def test_a_coordinator_with_a_journal_may_be_away_for_longer_than_a_heartbeat_ti
     assert not got.lost
     assert [time for time, _ in said] == list(range(3, 59, 5))
     assert logged([said[1][1]]) == (
-        "the coordinator at tcp://c:1 has been away for 8 s; started again there, it goes on from its journal: waiting "
+        "the coordinator at tcp://c:1 has been away for 8 s; restarted there, it continues from its journal: waiting "
         "for it for 52 s more"
     )
     assert logged(got.on_message(m.HeartbeatAck(4), 59.5)) == "the coordinator at tcp://c:1 is back after 59.5 s"

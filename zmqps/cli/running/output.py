@@ -169,14 +169,14 @@ class _Rotated(RotatingFileHandler):
         return open(fd, "a", encoding="ascii")
 
     def doRollover(self) -> None:
-        """Go on in a new file; what cannot be put aside grows on."""
+        """Continue in a new file; one that cannot be put aside continues to grow."""
         try:
             super().doRollover()
         except OSError:
             self.stream = self._open()
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Go on: a full disk must not end the training."""
+        """Continue: a full disk must not end the training."""
 
 
 class LogFile:

@@ -249,7 +249,7 @@ class JobSpec:
             )
         if self.on_straggler == "continue":
             raise ConfigurationError(
-                "deterministic training cannot go on without a worker that is late: on_straggler is 'wait' or 'fail'"
+                "deterministic training cannot continue without a worker that is late: on_straggler is 'wait' or 'fail'"
             )
 
     @property

@@ -448,5 +448,5 @@ class Member:
             return []
         self._absence.due = now + REMINDER_INTERVAL_S
         where, silent = self.handshake.endpoint, self.silence(now)
-        text = f"the coordinator at {where} has been away for {silent:.0f} s; started again there, it goes on from its "
+        text = f"the coordinator at {where} has been away for {silent:.0f} s; restarted there, it continues from its "
         return [Log("warning", f"{text}journal: waiting for it for {self.patience - silent:.0f} s more")]

@@ -201,7 +201,7 @@ class Saves:
                 return []
             versions = {member.version for part in shard.parts for member in part.members}
             if message.exact and versions - {message.version}:  # perhaps a part
-                raise ProtocolError(f"version {message.version} is over: this shard goes on to {shard.version + 1}")
+                raise ProtocolError(f"version {message.version} is over: this shard continues with {shard.version + 1}")
             earlier = [save for save in self._under_way.values() if save.message.number != message.number]
             actions = [action for save in earlier for action in self._give_up(save, "another checkpoint has begun")]
             snapshots = self._keep(shard, message)

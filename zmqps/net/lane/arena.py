@@ -77,7 +77,7 @@ class Arena:
         libc = ctypes.CDLL(None, use_errno=True)
         libc.mmap.restype = ctypes.c_void_p
         libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_long)
-        # in the place of the mapping that is there, which the array goes on to own
+        # in the place of the mapping that is there, which the array continues to own
         how = mmap.MAP_PRIVATE | _MAP_FIXED
         if libc.mmap(self.address, total, writable, how, self.description.fd, 0) != self.address:
             raise OSError(ctypes.get_errno(), "cannot part with shared memory")

@@ -164,7 +164,7 @@ def test_a_job_of_one_worker_stays_when_that_comes_back() -> None:
     assert rank(back(coordinator, "w0")) == 0
     assert coordinator.run().startup.epoch == epoch
     (told,) = sent(coordinator.init("w0'", job()), m.Job)
-    assert "goes on with what was trained" in told.note
+    assert "continues with what was trained" in told.note
 
 
 def test_a_process_may_join_more_than_once_and_its_next_life_as_often() -> None:

@@ -162,7 +162,7 @@ class CoordinatorKernel(Generic[Run]):
         return self._recorded([Log("info", text, "started")], now)
 
     def _come_back(self, now: float) -> list[Action]:
-        """Go on with what was kept when it went away."""
+        """Continue with what was kept when it went away."""
         self._restore(now)
         self.touched.add_all()
         for run in self.runs.values():
@@ -192,7 +192,7 @@ class CoordinatorKernel(Generic[Run]):
         return []
 
     def _move(self, now: float) -> list[Action]:
-        """Go on with what moves from one server to another."""
+        """Continue with what moves from one server to another."""
         return []
 
     def _gone(self, member: MemberInfo, now: float) -> list[Action]:
@@ -207,7 +207,7 @@ class CoordinatorKernel(Generic[Run]):
         return [Send(member.peer, m.Left()), *self.give_up(member, now, DepartureCause.CLOSED)]
 
     def loss_advice(self, there: Sequence[Run]) -> str:
-        """Say what becomes of jobs that go on without a server; it had copies of some of their shards."""
+        """Say what becomes of jobs that continue without a server; it had copies of some of their shards."""
         return "what began on it begins again on others"
 
     # --- the door ------------------------------------------------------------------------------
@@ -231,7 +231,7 @@ class CoordinatorKernel(Generic[Run]):
         return actions
 
     def _settle_job(self, run: Run, now: float) -> list[Action]:
-        """Go on with what has become possible for one job; end it if it is finished."""
+        """Continue with what has become possible for one job; end it if it is finished."""
         actions = run.settle(now, tell=self.touched.names.get(run.name, False))
         if run.startup.given_up:
             actions += self.jobs.discard(run, now)
@@ -370,7 +370,7 @@ class CoordinatorKernel(Generic[Run]):
         inform all, when thousands are lost at once, would take millions of messages.
         """
         silent = now - member.seen_at
-        advice = LOSS_ADVICE if member.role == "server" else "the others go on without it"
+        advice = LOSS_ADVICE if member.role == "server" else "the others continue without it"
         error = PeerLostError(role=member.role, name=member.title, silent_s=round(silent, 3), advice=advice)
         lost = m.Lost(member.role, member.rank, member.hello.name, member.incarnation, silent)
         there = [run for run in self.runs.values() if run.is_on(member)] if member.role == "server" else []
@@ -399,7 +399,7 @@ class CoordinatorKernel(Generic[Run]):
 
         No loss is announced: a barrier that waited for the one waits for the other.
         """
-        text = f"{before.title} had died and was started again (restart {member.hello.life}): {member.title} goes on"
+        text = f"{before.title} had died and was started again (restart {member.hello.life}): {member.title} continues"
         self.touched.add(member.job)
         self.runs[member.job].succeed(before, member)
         said = Log("warning", text, "lost", job=member.job, peer=member.hello.name)
@@ -634,7 +634,7 @@ def join(machine: CoordinatorKernel[Run], event: Received, hello: m.Hello, now: 
 
 
 def _welcome_back(machine: CoordinatorKernel[Run], member: MemberInfo, now: float) -> list[Action]:
-    """Go on with a member that was here before this coordinator was away."""
+    """Continue with a member that was here before this coordinator was away."""
     actions: list[Action] = [Log("info", f"{member.title} is back", "joined", job=member.job, peer=member.hello.name)]
     if member.role == "server":
         actions += machine.erasures.again(member, now)

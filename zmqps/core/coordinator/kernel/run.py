@@ -189,7 +189,7 @@ class JobKernel(KeptRecord):
         return actions + self.move_on(now)
 
     def _left(self, member: MemberInfo, how: DepartureCause, now: float) -> list[Action]:
-        """Go on without a member that takes part in steps and barriers no more: here there is nothing else."""
+        """Continue without a member that takes part in steps and barriers no more: here there is nothing else."""
         return []
 
     def forget(self) -> None:

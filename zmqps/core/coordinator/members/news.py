@@ -52,7 +52,7 @@ class News:
         return self._refused.spare([said], now, origin, event.peer)
 
     def waits(self, texts: Sequence[str], now: float) -> list[str]:
-        """Return the waits to log: new ones, and at growing intervals those that go on."""
+        """Return the waits to log: new ones, and at growing intervals those that continue."""
         self._waits = {text: self._waits.get(text, (now, SHORTEST_S)) for text in texts}
         due = [text for text, (at, _) in self._waits.items() if now >= at]
         for text in due:

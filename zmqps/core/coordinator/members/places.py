@@ -343,7 +343,7 @@ class Occupancy:
         name = self._name
         if member.incarnation in self._returned:
             return (
-                f"the job {name!r} goes on with what was trained before its workers left, not with new initial "
+                f"the job {name!r} continues with what was trained before its workers left, not with new initial "
                 f"values; to start from scratch: worker.finish() at its end, or zmqps jobs end {name}"
             )
         if self._before and member.title == owner:

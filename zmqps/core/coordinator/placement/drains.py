@@ -177,7 +177,7 @@ class Drains:
         self._ended.note(drain.nonces, DrainError(server=server.title, why=why, advice=advice))
 
     def stop(self, now: float) -> list[Action]:
-        """The cluster ends: nothing moves any more, and steps go on until what is trained is saved."""
+        """The cluster ends: nothing moves any more, and steps continue until what is trained is saved."""
         for drain in self.going.values():
             drain.server.leaving = LeavingState.STAYS
         self.going.clear()
@@ -200,7 +200,7 @@ class Drains:
         return [going, ended, fleet.wanted] if going or ended or fleet.wanted != fleet.most else None
 
     def restore(self, kept: Plain, now: float) -> None:
-        """Go on with what was kept."""
+        """Continue with what was kept."""
         going, ended, self._fleet.wanted = kept
         there = {server.incarnation: server for server in self._fleet}
         for who, must_leave, since, moved, nonces in going:

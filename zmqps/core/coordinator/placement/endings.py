@@ -42,7 +42,7 @@ class Endings:
         ]
 
     def restore(self, kept: Plain) -> None:
-        """Go on with what was kept."""
+        """Continue with what was kept."""
         for nonce, text, error in kept:
             self.by_nonce[nonce] = unpacked_error(error) if error else text
 

@@ -136,7 +136,7 @@ class Rewinds(KeptRecord):
         return [self.times, {**self._last, "at": 0.0} if self._last else {}]
 
     def restore(self, kept: Plain, now: float) -> None:
-        """Go on with what was kept."""
+        """Continue with what was kept."""
         self.times, self._last = kept
         if self._last:
             self._last["at"] = now
@@ -240,7 +240,7 @@ class Fallback(KeptRecord):
     def begin(
         self, lost: Sequence[Replica], error: PSError, servers: Sequence[MemberInfo], now: float
     ) -> list[Action] | None:
-        """The last copies of shards are lost, or could not go on: go back; None: there is nothing to go back to."""
+        """The last copies of shards are lost, or could not continue: go back; None: there is nothing to go back to."""
         target, fresh = self._latest if self._going is None else self._going.target, self._going is None
         if target is None or not self._timeout:
             return None
@@ -484,7 +484,7 @@ class Fallback(KeptRecord):
         return [good, sorted(self._bad), self.path, back, self._rewinds.dump()]
 
     def restore(self, kept: Plain, members: Mapping[bytes, MemberInfo], now: float) -> None:
-        """Go on with what was kept; servers have time again."""
+        """Continue with what was kept; servers have time again."""
         job = self._startup.job
         if job is None:
             return

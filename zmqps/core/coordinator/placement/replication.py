@@ -116,7 +116,7 @@ class Replication:
             return self.recuts.failed(error, now), False
         copy = copies.by_epoch.get(epoch)
         if copy is None or (not copy.backup and copy.order is not Order.PROMOTE):
-            return [], False  # a leader goes on, and the requester gets the error
+            return [], False  # a leader continues, and the requester gets the error
         actions = [*self.recuts.take_back(now), *self.handovers.lose(copy)]
         self._startup.drop(copy)
         copies.unfit[copy.server.incarnation, copy.shard] = str(error)

@@ -18,7 +18,7 @@ class Resumption:
 
     path: str
     job: JobSpec
-    version: int = 0  # the clock to go on with: synchronous steps, or the slowest worker's clock
+    version: int = 0  # the clock to continue with: synchronous steps, or the slowest worker's clock
     data: Sequence[Any] = ()  # where the data sets are (`DataSets.saved`)
     state: Mapping[str, Any] = field(default_factory=dict)  # what the user has saved with it
     #: Whether slots and step counts are restored; else the optimizer starts from scratch, and may be another one.

@@ -332,7 +332,7 @@ class Scales:
         return [one.servers, one.shrinks, one.since, sorted(one.nonces), ended, self._fleet.most, one.most_before]
 
     def restore(self, kept: Plain, now: float) -> None:
-        """Go on with what was kept."""
+        """Continue with what was kept."""
         servers, shrinks, since, nonces, ended, most, most_before = kept
         self._fleet.wanted = self._fleet.most = most
         if servers:

@@ -189,7 +189,7 @@ class Startup(KeptRecord):
         return True
 
     def drop(self, copy: Replica, *, moved: bool = False) -> None:
-        """A copy is not wanted any more; ``moved``: another one takes its place, and the job goes on."""
+        """A copy is not wanted any more; ``moved``: another one takes its place, and the job continues."""
         self.copies.remove(copy)
         copy.moved = moved
         self.given_up.append(copy)
@@ -332,7 +332,7 @@ class Startup(KeptRecord):
         return [self.ready, waiting, loader, sorted(self.told)]
 
     def restore(self, spec: Plain, start: Plain) -> None:
-        """Go on with what was kept; the copies are kept by themselves."""
+        """Continue with what was kept; the copies are kept by themselves."""
         wire, self.owner, cuts, self.epoch, resumption = spec
         self.resumption = None if resumption is None else Resumption.restored(resumption)
         self.job = JobSpec.from_wire(wire)

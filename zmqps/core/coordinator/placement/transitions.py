@@ -1,7 +1,7 @@
 """Changes of a job's placement that briefly pause its workers: handovers of single copies, and recuts of all shards.
 
-New copies are made first, while training goes on. Then the next step is held and leaders give up their places, so that
-the new copies have every update. Until these take over nothing has changed, and the change can be cancelled.
+New copies are made first, while training continues. Then the next step is held and leaders give up their places, so
+that the new copies have every update. Until these take over nothing has changed, and the change can be cancelled.
 """
 
 from __future__ import annotations
@@ -355,7 +355,7 @@ class Handovers(Transitions):
         return handover, [self._startup.story.log("info", f"{text} (after {now - handover.frozen_at:.3f} s)", "moved")]
 
     def taken(self, shard: int) -> list[Action]:
-        """A new copy has taken over, or is not to any more: steps go on."""
+        """A new copy has taken over, or will not any more: steps continue."""
         self._steps.pauses.closed.discard(shard)
         return [] if self.holds else self._steps.let_go()
 
@@ -378,7 +378,7 @@ class Handovers(Transitions):
         return [[h.old.epoch, h.new.epoch, h.made, h.is_frozen] for h in self.under_way.values()]
 
     def restore(self, kept: Plain, now: float) -> None:
-        """Go on with what was kept: a leader that was asked is asked again, and says again what it has said."""
+        """Continue with what was kept: a leader that was asked is asked again, and says again what it has said."""
         copies = self._copies.by_epoch
         for old, new, made, asked in kept:
             self.under_way[old] = handover = Handover(
@@ -545,7 +545,7 @@ class Recuts(Transitions):
         return self._order(recut, now)
 
     def _wait_for_step(self, recut: Recutting, now: float) -> list[Action]:
-        """A step has begun that only workers can end: they go on, and are held again once it is over."""
+        """A step has begun that only workers can end: they continue, and are held again once it is over."""
         gone_on = self._go_on(recut, now)
         recut.phase, recut.late, recut.number = Phase.QUIESCE, True, 0
         recut.holding, recut.answering = {}, {}
@@ -553,7 +553,7 @@ class Recuts(Transitions):
         return gone_on
 
     def _go_on(self, recut: Recutting, now: float) -> list[Action]:
-        """Leaders keep their places, if they were asked to give them up, and workers go on."""
+        """Leaders keep their places, if they were asked to give them up, and workers continue."""
         shards = [copy.shard for copy in self._copies if not copy.backup] if self.has_asked else []
         told = [Send(worker.peer, Hold(recut.number, ends=1)) for worker in recut.holding.values()]
         return [*(action for shard in shards for action in self._copies.inform(shard, now)), *told]
@@ -588,7 +588,7 @@ class Recuts(Transitions):
         return [Log("info", text, job=startup.name), *told, *self._let_go()]
 
     def _let_go(self) -> list[Action]:
-        """Let workers go on, and answer those that have joined meanwhile."""
+        """Let workers continue, and answer those that have joined meanwhile."""
         self._changed()
         self._recut, self._startup.cutting = None, ""
         self._steps.pauses.closed.clear()

@@ -2,8 +2,8 @@
 
 One is made at a time. Where a step is one for all, servers keep the version that all of them have at its end. Elsewhere
 workers begin no push for a moment, so that there is a cut between pushes: until those under way are acknowledged, and
-every server has said that it keeps what it has. A checkpoint that fails changes nothing: training goes on, and the one
-before stays.
+every server has said that it keeps what it has. A checkpoint that fails changes nothing: training continues, and the
+one before stays.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from zmqps.errors import (
     printable,
 )
 
-#: A cut is made within so long, or given up. A worker that has paused goes on by itself after 15 s, or once it has
+#: A cut is made within so long, or given up. A worker that has paused continues by itself after 15 s, or once it has
 #: heard nothing for the heartbeat timeout; what it pushes then may reach a server before its `Save`, another after it.
 HOLD_S = 10.0
 #: How often an unanswered request is repeated: a connection that broke may have lost it.
@@ -217,7 +217,7 @@ class Checkpoints(Saver):
         return self._held(making, member, now)
 
     def _held(self, making: Making, member: MemberInfo, now: float) -> list[Action]:
-        """Wait for a worker no more; go on if it was the last one."""
+        """Stop waiting for a worker; continue if it was the last one."""
         awaited = making.cut.awaited
         if member.incarnation not in awaited:
             return []

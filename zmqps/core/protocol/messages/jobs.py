@@ -57,8 +57,8 @@ class Assign(Message):
     host, which share its memory. ``key`` is what this server knows tickets by, and proves itself with.
     ``restore`` is empty or names the checkpoint that the shard begins from: ``path``, ``version``, whether the
     ``optimizer``'s state is wanted, and the ``names`` there of parameters that are called otherwise here; with
-    ``ledgers`` true, its records of workers' pushes are restored, too, for these workers go on with it; with ``anew``
-    true they are not, for the workers have renumbered their pushes since. With ``cut`` true it is filled from
+    ``ledgers`` true, its records of workers' pushes are restored, too, for these workers continue with it; with
+    ``anew`` true they are not, for the workers have renumbered their pushes since. With ``cut`` true it is filled from
     other copies on that server, at `Cut`. ``backup``
     is 1 for a copy that follows a leader, which has ``backups`` as in `Lead`; both are of this ``generation``.
     """

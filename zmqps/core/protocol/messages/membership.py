@@ -104,7 +104,7 @@ class DepartureCause(StrEnum):
     """Why a member is not there any more.
 
     It has said so: it has finished, was closed, or was drained. It was silent for too long, was started again, or its
-    key was revoked. Its job has ended, or it went on with another job of the same name.
+    key was revoked. Its job has ended, or it continued with another job of the same name.
     """
 
     FINISHED, CLOSED, DRAINED = "finished", "closed", "drained"

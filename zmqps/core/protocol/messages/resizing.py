@@ -51,8 +51,8 @@ class Draining(Message):
 class Yield(Message):
     """A leader gives up its place to a complete copy, and no longer answers for the shard.
 
-    It waits until its backups have confirmed all it has done. In the synchronous mode it goes on as before where it has
-    gradients of a step that is not committed. `Lead` of a newer generation gives it its place back.
+    It waits until its backups have confirmed all it has done. In the synchronous mode it continues as before where it
+    has gradients of a step that is not committed. `Lead` of a newer generation gives it its place back.
     """
 
     kind: ClassVar[int] = 77

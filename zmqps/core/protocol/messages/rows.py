@@ -108,6 +108,6 @@ COUNTED = ("rows", "nbytes", "hits", "misses", "new", "refused", "expired", "evi
 #: the messages or steps applied there, the updates, after how many of these a row expires, and how many rows were
 #: removed.
 CURSOR = ("copy", "version", "steps", "lifetime", "num_gone")
-#: What the answer to a `ScanRows` begins with: how many rows it has, where to go on (0: at the end), how many ids of
+#: What the answer to a `ScanRows` begins with: how many rows it has, where to continue (0: at the end), how many ids of
 #: removed rows, whether it starts over, the cursor to follow with from where this scan began, the counters.
 SCANNED = ("count", "next", "gone", "reset", *CURSOR, *COUNTED)

@@ -64,7 +64,7 @@ class Arrive(Message):
 
 @immutable
 class Proceed(Message):
-    """The worker of ``request`` may go on, and reads version ``version`` or a later one; bounded: of the slowest clock.
+    """The worker of ``request`` may continue, and reads ``version`` or a later one; bounded: that of the slowest clock.
 
     ``counted`` is 0 when the step was over before its gradients were complete: they were dropped. ``left_out`` is 1
     when no gradient was applied in the step that the worker had arrived at.
@@ -128,7 +128,7 @@ class Take(Message):
 class Range(Message):
     """Positions ``[start, stop)`` of a pass over a data set; an empty one says that there are no more.
 
-    ``step`` is the clock the worker goes on with, if the others did not wait for it while it waited.
+    ``step`` is the clock the worker continues with, if the others did not wait for it while it waited.
     """
 
     kind: ClassVar[int] = 25

@@ -212,7 +212,7 @@ class Buffers:
         return (value, readers) if free else self._spare(state)
 
     def move(self, state: SliceState, room: Room) -> None:
-        """Let a slice's values be those in a buffer of `room`; done again it goes on where it failed."""
+        """Let a slice's values be those in a buffer of `room`; done again it continues where it failed."""
         if room[0] is not state.value:
             self._keep(state, (state.value, state.readers))
             state.value, state.readers = room

@@ -244,7 +244,7 @@ class Rooms(Protocol):
         """Return a buffer without readers for the next values of a slice."""
 
     def move(self, state: SliceState, room: Room) -> None:
-        """Let a slice's values be those in a buffer; done again it goes on where it failed."""
+        """Let a slice's values be those in a buffer; done again it continues where it failed."""
 
     def put_back(self, state: SliceState, room: Room) -> None:
         """The slice stays where it is."""
@@ -354,7 +354,7 @@ class Updates:
             self._finish_again(after, rooms, note, error)
 
     def _finish(self, after: Sequence[After], rooms: dict[int, Room], note: Note | None) -> None:
-        """Count what is written; done again it goes on where it failed."""
+        """Count what is written; done again it continues where it failed."""
         if note is not None:
             note()
         for state, version, steps in after:

@@ -1,4 +1,4 @@
-"""A snapshot: a shard as it is at one moment, kept while updates go on, until it is written or sent.
+"""A snapshot: a shard as it is at one moment, kept while updates continue, until it is written or sent.
 
 Nothing is copied when it is taken. The values of a slice are pinned, so the next update goes to another buffer. Slots
 are updated in place, so they are copied: when their slice is updated for the first time since, or when its turn has
@@ -74,7 +74,7 @@ class Snapshot:
             self._waiting.append(row)
 
     def before_update(self, state: SliceState) -> None:
-        """Copy what an update is about to write to; where there is no memory for it, give up: training goes on."""
+        """Copy what an update is about to write to; where there is no memory for it, give up: training continues."""
         state.snapshot = None
         if self.failed is not None:
             return
@@ -86,7 +86,7 @@ class Snapshot:
             self.release()
 
     def give_up(self) -> None:
-        """There is no memory to keep the values of a slice that is updated: training goes on without this."""
+        """There is no memory to keep the values of a slice that is updated: training continues without this."""
         if self.failed is None:
             self.failed = MemoryError("no room for values that are updated")
             self.release()

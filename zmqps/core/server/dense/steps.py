@@ -116,7 +116,7 @@ class ShardSteps:
         A contributor that did not push a parameter has no part in that parameter's mean, unless there are
         ``examples``, those of all contributors (`Stage.mean`); what no contributor pushed is not updated, and what one
         has set is that. With ``left_out`` no gradient is applied. What fails leaves the slices that were not done as
-        they were: asked again, it goes on with those.
+        they were: asked again, it continues with those.
         """
         assert step == self.version
         brought = pushes_of(contributors)
