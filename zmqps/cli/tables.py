@@ -99,7 +99,12 @@ def sparse_table(servers: Mapping[str, Facts], title: str) -> Table | None:
 def phases_table(summary: Summary) -> Table:
     """Return what steps consisted of, a row a phase, in the order a message meets them."""
     title = f"{summary.steps} × {summary.operation}, the middle one {_milliseconds(summary.median_s)}"
-    table = _table(title, "where", "phase", ">a step", ">in all, a step", ">median", ">p90", ">share")
+    table = _table(title, "where", "phase", ">times", ">total", ">median", ">p90", ">active")
+    table.caption = Text(
+        "Of one step: times and total count every message on every node; active is the part of the step during which "
+        "the phase ran anywhere. Phases overlap, so these parts add up to more than 100%."
+    )
+    table.caption_justify = "left"
     for phase in summary.phases:
         times = (_milliseconds(value) for value in (phase.total_s, phase.median_s, phase.p90_s))
         _add(table, phase.role, phase.name, f"{phase.count:.4g}", *times, f"{phase.share:.0%}")
