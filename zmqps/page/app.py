@@ -1,4 +1,4 @@
-"""What the page's server answers, and to whom: the document and its policy, the view, metrics, and nothing else.
+"""What the page's server answers to which browser: the document and its policy, the view, metrics, and nothing else.
 
 Access takes the page's token where it needs one, and no script of another site has it. Where it needs none, any program
 of this host may look, and the browser of its user as well, on behalf of any site that is open there. A site cannot read
