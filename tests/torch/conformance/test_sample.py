@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -13,8 +15,11 @@ SIZE = 150
 
 
 @pytest.mark.timeout(180)
-def test_a_sample_of_all_combinations_is_what_pytorch_makes_of_it(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.handler.setLevel("ERROR")  # warnings are a part of what is compared, and not to be read one by one
+def test_a_sample_of_all_combinations_is_what_pytorch_makes_of_it(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # the handler is that of all tests, and keeps its level; warnings are compared, and not to be read one by one
+    monkeypatch.setattr(caplog.handler, "level", logging.ERROR)
     verdicts = run_all(sample(SIZE))
     found = table(verdicts)
     print(found)
