@@ -165,7 +165,7 @@ test-package: $(INSTALLED) ## install the sdist and the wheel into empty environ
 
 frameworks: $(FRAMEWORKS)/.installed ## install what the next target needs
 
-test-frameworks: $(FRAMEWORKS)/.installed ## the tests with PyTorch, JAX, Keras, pyarrow and OpenTelemetry, which are installed into a virtualenv of their own
+test-frameworks: $(FRAMEWORKS)/.installed ## the tests with PyTorch, JAX, Keras, pyarrow, OpenTelemetry, MLflow and W&B, which are installed into a virtualenv of their own
 	$(FRAMEWORKS)/bin/python -m pytest --numprocesses 3 --dist loadfile -rs -m '$(USUAL)' $(WITH_FRAMEWORKS)
 
 test-conformance: $(FRAMEWORKS)/.installed ## PyTorch's models, optimizers, schedules and loops in pairs, with zmqps and without: SEED=0 ARGS="--only overlap"
@@ -301,8 +301,8 @@ $(PEERS)/.installed: bench/peers/requirements.txt
 	    $(PEERS)/bin/python -m pip install --quiet "$$peer" || echo "$$peer does not install here: the benchmark names it"; done
 	@touch $@
 
-# The tests that skip where PyTorch, JAX, Keras or pyarrow is missing.
-WITH_FRAMEWORKS = tests/torch tests/test_readme.py tests/test_jax.py tests/test_keras.py tests/examples/test_jax_digits.py tests/examples/test_torch_digits.py tests/examples/test_lightning_digits.py tests/examples/test_keras_digits.py tests/examples/test_trainer_digits.py tests/checkpoint tests/client/test_tensors_torch.py tests/client/sparse/test_rows.py tests/client/sparse/test_whole.py tests/trace/test_otel.py
+# The tests that skip where a package of tests/frameworks.txt is missing.
+WITH_FRAMEWORKS = tests/torch tests/test_readme.py tests/test_jax.py tests/test_keras.py tests/examples/test_jax_digits.py tests/examples/test_torch_digits.py tests/examples/test_lightning_digits.py tests/examples/test_keras_digits.py tests/examples/test_trainer_digits.py tests/checkpoint tests/client/test_tensors_torch.py tests/client/sparse/test_rows.py tests/client/sparse/test_whole.py tests/trace/test_otel.py tests/sinks/test_mlflow.py tests/sinks/test_wandb.py
 
 $(FRAMEWORKS)/.installed: pyproject.toml constraints.txt tests/frameworks.txt
 	@echo 'Installing zmqps with PyTorch, JAX and Keras into $(FRAMEWORKS): a few minutes.'

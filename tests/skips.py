@@ -27,8 +27,8 @@ OF_TESTS = (
 ALLOWED = re.compile("|".join(OF_MACHINES + OF_TESTS))
 #: What `make test-frameworks` installs, and other targets do without.
 FRAMEWORKS = re.compile(
-    "could not import '(torch|jax|optax|flax|keras|lightning|accelerate|transformers|pyarrow|opentelemetry)"
-    "|PyTorch is not installed|Keras is not installed|no backend of Keras"
+    "could not import '(torch|jax|optax|flax|keras|lightning|accelerate|transformers|pyarrow|opentelemetry"
+    "|mlflow|wandb)|PyTorch is not installed|Keras is not installed|no backend of Keras"
 )
 #: What only root can do.
 OF_ROOT = re.compile("root")

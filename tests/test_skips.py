@@ -22,6 +22,7 @@ from tests.tables import for_each, one_in
         ("only root can be another user", {}, False),
         ("only root can be another user", {"is_root": False}, True),
         ("could not import 'torch': No module named 'torch'", {"has_frameworks": False}, True),
+        ("could not import 'mlflow.tracking': No module named 'mlflow'", {"has_frameworks": False}, True),
         ("could not import 'pyarrow': No module named 'pyarrow'", {}, False),
         ("could not import 'prometheus_client': No module named 'prometheus_client'", {"has_frameworks": False}, False),
         ("I have no time", {}, False),

@@ -1,89 +1,118 @@
-"""MLflow, by a double of its module: which experiments, runs and metrics it is told."""
+"""MLflow's store of files, read back by its client."""
 
 from __future__ import annotations
 
+import math
 import sys
-from types import ModuleType, SimpleNamespace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.tables import for_each
 from zmqps.errors import ConfigurationError
-from zmqps.sinks.mlflow import MOST_METRICS, MLflow
+from zmqps.sinks.mlflow import MOST_METRICS, MLflow, accepted
 
-
-class Client:
-    """What of ``MlflowClient`` is used."""
-
-    def __init__(self, tracking_uri: str) -> None:
-        self.uri = tracking_uri
-        self.experiments: dict[str, str] = {"known": "7"}
-        self.runs: dict[str, tuple[str, str]] = {}
-        self.batches: list[tuple[str, list[tuple[Any, ...]]]] = []
-        self.ended: list[str] = []
-
-    def get_experiment_by_name(self, name: str) -> Any:
-        number = self.experiments.get(name)
-        return None if number is None else SimpleNamespace(experiment_id=number)
-
-    def create_experiment(self, name: str) -> str:
-        return self.experiments.setdefault(name, str(len(self.experiments)))
-
-    def create_run(self, experiment: str, run_name: str) -> Any:
-        number = f"run {len(self.runs)}"
-        self.runs[number] = (experiment, run_name)
-        return SimpleNamespace(info=SimpleNamespace(run_id=number))
-
-    def log_batch(self, run: str, metrics: list[Any]) -> None:
-        assert 0 < len(metrics) <= MOST_METRICS
-        self.batches.append((run, metrics))
-
-    def set_terminated(self, run: str) -> None:
-        self.ended.append(run)
+AT = 1764098765.125
 
 
 @pytest.fixture
-def sink(monkeypatch: pytest.MonkeyPatch) -> Any:
-    mlflow, entities, tracking = ModuleType("mlflow"), ModuleType("mlflow.entities"), ModuleType("mlflow.tracking")
-    entities.Metric = lambda *fields: fields  # type: ignore[attr-defined]
-    tracking.MlflowClient = Client  # type: ignore[attr-defined]
-    for module in (mlflow, entities, tracking):
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-    return MLflow("http://127.0.0.1:5000")
+def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    return pytest.importorskip("mlflow.tracking").MlflowClient(tracking_uri=tmp_path.as_uri())
 
 
-def test_a_job_is_an_experiment_and_a_worker_a_run(sink: Any) -> None:
-    sink.values("known", "worker 1", 3, 1764098765.125, {"loss": 0.5, "lr": 0.1})
+@pytest.fixture
+def sink(client: Any, tmp_path: Path) -> MLflow:
+    return MLflow(tmp_path.as_uri())
+
+
+def runs(client: Any, job: str) -> dict[str, Any]:
+    """Return the runs of a job's experiment by their names."""
+    found = client.search_runs([client.get_experiment_by_name(job).experiment_id])
+    return {run.info.run_name: run for run in found}
+
+
+def history(client: Any, run: Any, name: str) -> list[tuple[int, int, float]]:
+    """Return (step, time in milliseconds, value) of a run's metric."""
+    return [(one.step, one.timestamp, one.value) for one in client.get_metric_history(run.info.run_id, name)]
+
+
+def test_a_job_is_an_experiment_and_a_worker_a_run(sink: MLflow, client: Any) -> None:
+    known = client.create_experiment("known")
+    sink.values("known", "worker 1", 3, AT, {"loss": 0.5, "lr": 0.1})
     sink.values("new", "worker 0", 4, 1.0, {"loss": 0.25})
-    client = sink._client
-    assert client.uri == "http://127.0.0.1:5000"
-    assert client.runs == {"run 0": ("7", "worker 1"), "run 1": ("1", "worker 0")}
-    assert client.batches == [], "requests wait for the next flush"
-    sink.flush()
-    assert client.batches == [
-        ("run 0", [("loss", 0.5, 1764098765125, 3), ("lr", 0.1, 1764098765125, 3)]),
-        ("run 1", [("loss", 0.25, 1000, 4)]),
-    ]
-    sink.flush()
-    assert len(client.batches) == 2
+    [run] = runs(client, "known").values()
+    assert (run.info.run_name, run.info.experiment_id) == ("worker 1", known)
+    assert run.data.metrics == {}, "they wait for the next flush"
+    for _ in range(2):
+        sink.flush()
+    assert history(client, run, "loss") == [(3, 1764098765125, 0.5)]
+    assert history(client, run, "lr") == [(3, 1764098765125, 0.1)]
+    assert history(client, runs(client, "new")["worker 0"], "loss") == [(4, 1000, 0.25)]
 
 
-def test_at_the_end_the_rest_is_sent_and_the_runs_are_ended(sink: Any) -> None:
+def test_at_the_end_the_rest_is_sent_and_the_runs_are_ended(sink: MLflow, client: Any) -> None:
     sink.values("j", "worker 0", None, 1.0, {"a": 1.0})
+    assert runs(client, "j")["worker 0"].info.status == "RUNNING"
     sink.values("j", "worker 0", None, 2.0, {"a": 2.0})
     sink.close()
-    assert sink._client.batches == [("run 0", [("a", 1.0, 1000, 0), ("a", 2.0, 2000, 1)])]
-    assert sink._client.ended == ["run 0"]
+    run = runs(client, "j")["worker 0"]
+    assert history(client, run, "a") == [(0, 1000, 1.0), (1, 2000, 2.0)]
+    assert run.info.status == "FINISHED"
 
 
-def test_no_request_has_more_metrics_than_the_server_takes(sink: Any) -> None:
-    for number in range(MOST_METRICS // 64 + 2):
-        sink.values("j", "worker 0", number, 1.0, {str(k): 1.0 for k in range(64)})
+def test_more_metrics_than_a_request_may_have_are_all_written(sink: MLflow, client: Any) -> None:
+    steps = range(MOST_METRICS // 64 + 2)
+    for step in steps:
+        sink.values("j", "worker 0", step, 1.0, {str(k): 1.0 for k in range(64)})
     sink.flush()
-    assert sum(len(metrics) for _, metrics in sink._client.batches) == 64 * (MOST_METRICS // 64 + 2)
+    run = runs(client, "j")["worker 0"]
+    assert [step for step, _, _ in history(client, run, "63")] == list(steps)
+
+
+def test_nan_and_infinities_are_written_as_they_are(sink: MLflow, client: Any) -> None:
+    sink.values("j", "worker 0", 0, 1.0, {"a": math.nan, "b": math.inf, "c": -math.inf})
+    sink.close()
+    metrics = runs(client, "j")["worker 0"].data.metrics
+    assert math.isnan(metrics.pop("a"))
+    assert metrics == {"b": math.inf, "c": -math.inf}
+
+
+NAMES = {
+    "loss": "loss",
+    "top 5/accuracy: %": "top 5/accuracy: _",
+    "größe_1-2.3": "größe_1-2.3",
+    "loss (train)": "loss _train_",
+    "../../etc": "etc",
+    "/a//b/": "a/b",
+    "..": "_",
+    "α@β": "α_β",
+}
+
+
+def test_names_are_written_as_mlflow_accepts_them(sink: MLflow, client: Any) -> None:
+    sink.values("j", "worker 0", 0, 1.0, dict.fromkeys(NAMES, 1.0))
+    sink.close()
+    assert set(runs(client, "j")["worker 0"].data.metrics) == set(NAMES.values())
+
+
+@for_each("name", NAMES)
+def test_each_name_is_close_to_what_it_was(name: str) -> None:
+    assert accepted(name) == NAMES[name]
+
+
+def test_a_run_that_cannot_begin_is_an_error_and_others_go_on(sink: MLflow, client: Any) -> None:
+    client.delete_experiment(client.create_experiment("deleted"))
+    with pytest.raises(Exception, match="Could not create run"):
+        sink.values("deleted", "worker 0", 0, 1.0, {"a": 1.0})
+    sink.values("j", "worker 0", 0, 1.0, {"a": 1.0})
+    sink.close()
+    assert runs(client, "j")["worker 0"].data.metrics == {"a": 1.0}
 
 
 def test_without_mlflow_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mlflow.entities", None)
-    with pytest.raises(ConfigurationError, match="pip install mlflow"):
+    with pytest.raises(ConfigurationError, match=r"pip install .*\[mlflow\]'"):
         MLflow("http://127.0.0.1:5000")

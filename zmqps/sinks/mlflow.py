@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import posixpath
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from zmqps.errors import ConfigurationError
+from zmqps.extras import advice
 from zmqps.sinks.sink import Runs
 
 #: Metrics that one request may have.
 MOST_METRICS = 1000
+#: In no name of a metric: MLflow refuses a request that has one.
+REFUSED = re.compile(r"[^\w. :/-]")
 
 
 @dataclass(slots=True)
@@ -35,7 +40,7 @@ class MLflow:
             from mlflow.tracking import MlflowClient
         except ImportError:
             raise ConfigurationError(
-                "--values mlflow:URI needs MLflow, which is not installed here: pip install mlflow"
+                f"--values mlflow:URI needs MLflow, which is not installed here: {advice('mlflow')}"
             ) from None
         self._metric = Metric
         self._client = MlflowClient(tracking_uri=uri)
@@ -52,7 +57,7 @@ class MLflow:
         if len(run.metrics) + len(values) > MOST_METRICS:
             self._send(run)
         step = run.num_calls if step is None else step
-        run.metrics += [self._metric(name, value, int(1000 * at), step) for name, value in values.items()]
+        run.metrics += [self._metric(accepted(name), value, int(1000 * at), step) for name, value in values.items()]
         run.num_calls += 1
 
     def _send(self, run: _Run) -> None:
@@ -74,3 +79,8 @@ class MLflow:
     def close(self) -> None:
         """Send what is kept, and end the runs."""
         self._runs.close()
+
+
+def accepted(name: str) -> str:
+    """Return a name as MLflow accepts it: ``loss _train_`` for ``loss (train)``."""
+    return posixpath.normpath("/" + REFUSED.sub("_", name)).lstrip("/") or "_"  # stores may take it for a path
