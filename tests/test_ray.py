@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -17,6 +18,7 @@ import pytest
 
 import zmqps.ray
 from tests.imports import ROOT
+from tests.leaks import RUN_TAG
 from tests.pace import allow
 from tests.tables import for_each
 from zmqps.errors import ConfigurationError
@@ -193,13 +195,15 @@ def driver(address: str, tmp_path: Path) -> Iterator[Callable[..., subprocess.Po
         popen.communicate()
 
 
-def ours() -> list[psutil.Process]:
-    """Return the nodes and workers of clusters that keepers on this host have started."""
-    found = []
-    for process in psutil.process_iter(["cmdline", "ppid"]):
-        words = " ".join(process.info["cmdline"] or [])
-        if "zmqps-keeper" in words or "/launch/guard.py apart" in words or "--parent-fd" in words:
-            found.append(process)
+def ours() -> set[psutil.Process]:
+    """Return the nodes and workers of clusters that keepers of this run of the tests have started."""
+    found = set()
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):  # gone meanwhile, or somebody else's
+            words = " ".join(process.cmdline())
+            if "zmqps-keeper" in words or "/launch/guard.py apart" in words or "--parent-fd" in words:
+                if process.environ().get(RUN_TAG) == os.environ[RUN_TAG]:
+                    found.add(process)
     return found
 
 
@@ -227,20 +231,20 @@ def next_line(popen: subprocess.Popen[str], start: str) -> str:
 @pytest.mark.timeout(300)
 def test_digits_are_learned_and_nothing_is_left(driver: Callable[..., Any], tmp_path: Path) -> None:
     create(tmp_path / "keys")
-    before = set(ours())
+    before = ours()
     popen = driver(TRAIN, tmp_path / "keys")
     said, _ = popen.communicate(timeout=allow(200))
     assert popen.returncode == 0, said
     found = [float(text) for text in re.findall(r"worker \d: test accuracy (\d\.\d+)", said)]
     assert len(found) == 4, said
     assert min(found) > 0.9
-    assert set(ours()) <= before
+    assert ours() <= before
 
 
 @pytest.mark.engines
 @pytest.mark.timeout(300)
 def test_who_is_killed_comes_back_and_all_end_with_the_driver(driver: Callable[..., Any], tmp_path: Path) -> None:
-    before = set(ours())
+    before = ours()
     popen = driver(WAIT, tmp_path / "pids")
     next_line(popen, "ready")
 
@@ -262,7 +266,7 @@ def test_who_is_killed_comes_back_and_all_end_with_the_driver(driver: Callable[.
     server = nodes()["server-0"]
     psutil.Process(server).kill()
     until(lambda: nodes().get("server-0", server) != server)
-    mine = [*(set(ours()) - before), *(psutil.Process(int(pid)) for pid in workers()[-1].split())]
+    mine = [*(ours() - before), *(psutil.Process(int(pid)) for pid in workers()[-1].split())]
     assert len(mine) >= 5  # two nodes, three guards; the worker and its child
     popen.kill()
     assert psutil.wait_procs(mine, PATIENCE)[1] == []

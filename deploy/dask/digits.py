@@ -6,6 +6,7 @@
 import asyncio
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import numpy as np
@@ -23,14 +24,14 @@ from zmqps.launch.keeper import HOST, Keeper, Order
 class Node(WorkerPlugin):
     """Runs a node of zmqps next to some of Dask's workers, and restarts it when it fails."""
 
-    def __init__(self, name, where, order):
-        self.name, self.where, self.order = name, where, order
+    def __init__(self, orders):
+        self.orders = orders
 
     async def setup(self, worker):
         self.keeper = None
-        if worker.address in self.where:
-            self.keeper = Keeper(f"{self.name}-{self.where.index(worker.address)}", get_address_host(worker.address))
-            self.running = asyncio.create_task(self.keeper.run(self.order))
+        if order := self.orders.get(worker.nanny or worker.address):
+            self.keeper = Keeper(order.settings["name"], get_address_host(worker.address))
+            self.running = asyncio.create_task(self.keeper.run(order))
 
     async def teardown(self, worker):
         if self.keeper is not None:
@@ -48,19 +49,27 @@ def train(number, num_workers, address, token):
     import digits
 
     x, x_test, y, y_test = digits.load_data()
-    with zmqps.connect(address, security=zmqps.Security(token=token), name=f"worker-{number}", timeout=60) as worker:
-        worker.init(digits.initial_params(), optimizer=zmqps.optim.adam(2e-3), mode="async", workers=num_workers)
-        for turn in range(30):
-            order = np.random.default_rng(turn).permutation(len(y))
-            for batch in np.array_split(order, len(y) // 16)[worker.rank :: worker.num_workers]:
-                worker.push(digits.loss_and_gradients(worker.pull(), x[batch], y[batch])[1])
-        reached = digits.accuracy(worker.pull(), x_test, y_test)
-        worker.finish()
-        return worker.rank, reached
+    try:
+        with zmqps.connect(
+            address, security=zmqps.Security(token=token), name=f"worker-{number}", timeout=60
+        ) as worker:
+            worker.init(digits.initial_params(), optimizer=zmqps.optim.adam(2e-3), mode="async", workers=num_workers)
+            for turn in range(30):
+                order = np.random.default_rng(turn).permutation(len(y))
+                for batch in np.array_split(order, len(y) // 16)[worker.rank :: worker.num_workers]:
+                    worker.push(digits.loss_and_gradients(worker.pull(), x[batch], y[batch])[1])
+            reached = digits.accuracy(worker.pull(), x_test, y_test)
+            worker.finish()
+            return worker.rank, reached
+    except zmqps.errors.PeerLostError:
+        time.sleep(12.0)  # a retry can begin the job again once it has ended: once killed tasks are missed, too
+        raise
 
 
 def main(client, servers=2, workers=4):
-    hosts = sorted(client.scheduler_info(n_workers=-1)["workers"])
+    found = client.scheduler_info(n_workers=-1)["workers"]
+    hosts = sorted(found)
+    stays = [found[host]["nanny"] or host for host in hosts]  # a worker that its nanny restarts has another address
     keys, files, more = None, {}, {}
     if not all(is_loopback(get_address_host(host)) for host in hosts):
         with tempfile.TemporaryDirectory() as folder:
@@ -69,14 +78,16 @@ def main(client, servers=2, workers=4):
     config = ClusterConfig(servers=servers, address=f"tcp://{HOST}:0")
 
     order = Order(role="coordinator", settings=config.for_coordinator().document() | more, files=files)
-    client.register_plugin(Node("coordinator", hosts[:1], order))
+    client.register_plugin(Node({stays[0]: order}), "coordinator")
     (answer,) = client.run(ask, "address", workers=hosts[:1]).values()
     address = answer["address"]  # where there is none, it says what kept the coordinator from starting
     token = keys and keys.token("worker", keys.pair("worker"), address)
 
-    told = config.for_server(0, address, bind=f"tcp://{HOST}:0", name="server").document() | more
-    order = Order(role="server", settings=told, files=files, restarts=3, pause=11.0)  # when its place is free again
-    client.register_plugin(Node("server", hosts[:servers], order))
+    orders = {}
+    for index, host in enumerate(stays[:servers]):
+        settings = config.for_server(index, address, bind=f"tcp://{HOST}:0").document() | more
+        orders[host] = Order(role="server", settings=settings, address=address, files=files, restarts=3)
+    client.register_plugin(Node(orders), "servers")
     client.run(ask, "status", 60.0, servers, workers=hosts[:1])
 
     client.upload_file("examples/digits.py")
@@ -86,7 +97,7 @@ def main(client, servers=2, workers=4):
     for rank, reached in client.gather(tasks):
         print(f"worker {rank}: test accuracy {reached:.3f}")
     client.unregister_worker_plugin("coordinator")
-    client.unregister_worker_plugin("server")
+    client.unregister_worker_plugin("servers")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -88,8 +89,10 @@ def test_a_coordinator_says_where_it_is_and_who_is_there_with_the_keys_that_were
     files = key_files(tmp_path / "keys", has_nodes=True)
     order = Order(role="coordinator", settings=settings | {"keys": f"{FILES}/{FOR_NODES}"}, files=files)
 
+    said: list[str] = []
+
     async def work() -> tuple[dict[str, Any], dict[str, Any], Ended]:
-        kept = Keeper("coordinator", "127.0.0.1", lambda line: None)
+        kept = Keeper("coordinator", "127.0.0.1", said.append)
         running = asyncio.create_task(kept.run(order))
         answer = await asyncio.wait_for(kept.address(), PATIENCE)
         status = await kept.status(PATIENCE)
@@ -102,6 +105,7 @@ def test_a_coordinator_says_where_it_is_and_who_is_there_with_the_keys_that_were
     assert answer["address"].startswith("tcp://127.0.0.1:")
     assert status["members"] == []
     assert ended.code == 143
+    assert re.fullmatch(r"coordinator \| \S+ \S+ exit: SIGTERM", said[-1]), "text, and not the JSON of its log"
 
 
 def test_a_node_that_cannot_start_says_why() -> None:

@@ -35,6 +35,7 @@ from zmqps.launch.processes import (
 )
 from zmqps.launch.reports import Reports
 from zmqps.launch.supervision import PAUSE_S, End, Restarts, supervise
+from zmqps.logs.lines import read_entry
 from zmqps.nodes.inquiry import inquire
 
 #: In a node's settings: by which address its host is reached.
@@ -105,7 +106,7 @@ class Keeper:
     host
         By which address this host is reached from the others.
     say
-        Takes what the process says, a line at a time.
+        Takes what the process says, a line at a time; a node's log as text.
     """
 
     def __init__(self, name: str, host: str, say: Callable[[str], None] = print) -> None:
@@ -213,7 +214,8 @@ class Keeper:
 
     def _take(self, lines: Sequence[str]) -> None:
         for line in lines:
-            self._say(line)
+            entry = read_entry(line)
+            self._say(line if entry is None else entry.text())
 
     def _report(self, order: Order, process: Piped, code: int) -> None:
         if not self._ending.is_set():
