@@ -8,31 +8,29 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.optim.written import elementwise
 from tests.simulator.host_device import HostDevice
 from zmqps.gpu.device import CudaDevice, Device
-
-
-class WrittenDevice(HostDevice):
-    """numpy in the role of a GPU, which also runs what is written for one."""
-
-    compiles = True
-    elementwise = staticmethod(elementwise)
-
+from zmqps.optim import Rule, make_kernel
+from zmqps.optim.kernels import Backend, Kernel
 
 on_every_device = pytest.mark.parametrize(
     "new_device",
     [pytest.param(HostDevice, id="numpy"), pytest.param(lambda: CudaDevice(0), id="cupy", marks=pytest.mark.gpu)],
 )
-on_every_device_and_as_written = pytest.mark.parametrize(
-    "new_device",
+on_every_backend = pytest.mark.parametrize(
+    ("backend", "new_device"),
     [
-        pytest.param(HostDevice, id="numpy"),
-        pytest.param(WrittenDevice, id="written"),
-        pytest.param(lambda: CudaDevice(0), id="cupy", marks=pytest.mark.gpu),
+        pytest.param("numpy", HostDevice, id="numpy"),
+        pytest.param("numba", HostDevice, id="numba"),
+        pytest.param("device", lambda: CudaDevice(0), id="cupy", marks=pytest.mark.gpu),
     ],
 )
 NewDevice = Callable[[], Device]
+
+
+def kernel_on(device: Device, rule: Rule, backend: Backend = "device") -> Kernel:
+    """Return the kernel that applies a rule to arrays of a device, as a server makes it."""
+    return make_kernel(rule, backend, device.xp, device.elementwise if device.compiles else None)
 
 
 def on_device(device: Device, array: Any) -> Any:

@@ -19,7 +19,6 @@ OF_MACHINES = (
 #: What runs elsewhere in the same run, or has no meaning.
 OF_TESTS = (
     "done once, for all backends|this is the run with another backend|of JAX",
-    "it makes no kernels",
     "it differs by rank|it is that of linear",
     "no history back to the first commit",
     "could not import 'yaml'",  # by a file of `make test-engines`, all of whose tests are left out

@@ -11,7 +11,7 @@ import pytest
 
 import zmqps
 from tests.checkpoint.test_rows import Servers, job_of, spec_of
-from tests.devices import NewDevice, on_every_device_and_as_written, on_host
+from tests.devices import NewDevice, on_every_device, on_host
 from tests.inprocess import InProcessCluster
 from tests.modes import MODES
 from tests.optim.test_rows import ROW_SPECS
@@ -115,7 +115,7 @@ class Pair:
         assert self.host.store.nbytes == self.there.store.nbytes
 
 
-@on_every_device_and_as_written
+@on_every_device
 @for_each("step_counts", ["rows", "table"])
 @for_each("name", ROW_SPECS)
 def test_every_rule_does_the_same(name: str, step_counts: str, new_device: NewDevice) -> None:
@@ -128,7 +128,7 @@ def test_every_rule_does_the_same(name: str, step_counts: str, new_device: NewDe
     assert store.end > 2 << store.chunks.shift, "rows lie in several chunks"
 
 
-@on_every_device_and_as_written
+@on_every_device
 def test_rows_make_up_for_the_decay_they_have_missed(new_device: NewDevice) -> None:
     pair = Pair(new_device(), optim.adamw(0.1, weight_decay=0.5), lazy_decay=True)
     for _ in range(6):
@@ -136,7 +136,7 @@ def test_rows_make_up_for_the_decay_they_have_missed(new_device: NewDevice) -> N
     pair.check(pair.ids(120, 120))
 
 
-@on_every_device_and_as_written
+@on_every_device
 @for_each(
     "begin",
     [Initial("zeros"), Initial("constant", 0.5), Initial("uniform", -1.0, 1.0, 5), Initial("truncated_normal", 0, 1)],
@@ -150,7 +150,7 @@ def test_rows_begin_with_the_same(begin: Initial, new_device: NewDevice) -> None
     pair.check(pair.ids(300, 200), np.repeat(pair.ids(300, 20), 3), nothing)
 
 
-@on_every_device_and_as_written
+@on_every_device
 def test_rows_are_set_and_removed_and_what_they_leave_is_taken_again(new_device: NewDevice) -> None:
     pair = Pair(new_device(), optim.adagrad(0.1, initial_accumulator_value=0.2))
     for _ in range(5):
@@ -163,7 +163,7 @@ def test_rows_are_set_and_removed_and_what_they_leave_is_taken_again(new_device:
     assert pair.there.store.free.size
 
 
-@on_every_device_and_as_written
+@on_every_device
 def test_rows_make_way_for_others(new_device: NewDevice) -> None:
     pair = Pair(new_device(), optim.rowwise_adagrad(0.1), capacity_nbytes=6000, when_full="evict")
     store = pair.there.store
@@ -178,7 +178,7 @@ def test_rows_make_way_for_others(new_device: NewDevice) -> None:
     )
 
 
-@on_every_device_and_as_written
+@on_every_device
 def test_rows_expire_and_are_admitted(new_device: NewDevice) -> None:
     pair = Pair(new_device(), optim.adam(0.01), expire_steps=3, admit=2)
     for _ in range(15):
@@ -188,7 +188,7 @@ def test_rows_expire_and_are_admitted(new_device: NewDevice) -> None:
     assert pair.there.counters["waiting"] > 0
 
 
-@on_every_device_and_as_written
+@on_every_device
 @for_each("name", ["adam", "rowwise_adagrad", "sgd"])
 def test_a_snapshot_has_rows_as_they_were_and_they_go_on_elsewhere(name: str, new_device: NewDevice) -> None:
     pair = Pair(new_device(), ROW_SPECS[name])
@@ -220,7 +220,7 @@ def test_a_snapshot_has_rows_as_they_were_and_they_go_on_elsewhere(name: str, ne
     values.check(values.ids(150, 100))
 
 
-@on_every_device_and_as_written
+@on_every_device
 def test_an_equation_that_cannot_be_written_runs_one_operation_after_another(
     new_device: NewDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -300,7 +300,7 @@ def servers_on(monkeypatch: pytest.MonkeyPatch, device: Device | None, *argument
     return Servers(*arguments)
 
 
-@on_every_device_and_as_written
+@on_every_device
 @pytest.mark.parametrize("into", ["device", "host"])
 def test_a_checkpoint_of_a_device_is_restored_anywhere(
     into: str, new_device: NewDevice, monkeypatch: pytest.MonkeyPatch
@@ -358,7 +358,7 @@ def trained(mode: str, device: Device | None = None) -> dict[str, np.ndarray]:
     return found
 
 
-@on_every_device_and_as_written
+@on_every_device
 @pytest.mark.parametrize("mode", ["async", "sync"])
 def test_a_job_trains_as_on_processors(mode: str, new_device: NewDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_rows, "CHUNK_NBYTES", 4 << 20)  # a device has more memory here than elsewhere

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.devices import NewDevice, on_device, on_every_device_and_as_written, on_host
+from tests.devices import NewDevice, on_device, on_every_device, on_host
 from tests.gpu.test_rows import PIECE_NBYTES, memory_of
 from tests.simulator.host_device import HostDevice
 from zmqps.errors import DeviceMemoryError
@@ -21,7 +21,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "CHUNK_NBYTES", 20 * 4 * (2 * DIM + 1))
 
 
-@on_every_device_and_as_written
+@on_every_device
 def test_columns_are_read_as_they_were_written_in_whatever_order(new_device: NewDevice) -> None:
     device, rng = new_device(), np.random.default_rng(0)
     some = Chunks(memory_of(device), DIM, 2, 1, 1000)
@@ -52,7 +52,7 @@ def test_columns_are_read_as_they_were_written_in_whatever_order(new_device: New
             np.testing.assert_array_equal(on_host(device, got.reshape(-1)), numbers[rows].reshape(-1))
 
 
-@on_every_device_and_as_written
+@on_every_device
 def test_what_is_uploaded_may_be_larger_than_a_slot_and_one_line_holds_for_all_rows(new_device: NewDevice) -> None:
     device = new_device()
     some = Chunks(memory_of(device), DIM, 1, 0, 1000)

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from tests.optim.specs import SPECS, rule_of
-from tests.optim.written import elementwise
 from tests.tables import for_each
 from zmqps.optim import (
     OptimizerSpec,
@@ -29,7 +28,7 @@ from zmqps.optim import (
     rmsprop,
     step_decay,
 )
-from zmqps.optim.kernels import ArrayKernel, FusedKernel, NumbaKernel
+from zmqps.optim.kernels import ArrayKernel, NumbaKernel
 from zmqps.optim.registry import BUILTIN
 
 FOLDER = Path(__file__).parents[1] / "data" / "optim"
@@ -43,8 +42,8 @@ def golden(file: str) -> dict[str, np.ndarray]:
 
 BEGIN = golden("begin")
 
-#: The reference first; and what a GPU would run, run by numpy.
-KERNELS = {"numpy": ArrayKernel, "numba": NumbaKernel, "device": FusedKernel}
+#: The reference first; what a GPU runs is compared with it in test_fused.py.
+KERNELS = {"numpy": ArrayKernel, "numba": NumbaKernel}
 
 #: PyTorch interpolates means where we add products, so the last bits differ.
 TOLERANCE = {"float32": {"rtol": 4e-6, "atol": 1e-6}, "float64": {"rtol": 1e-12, "atol": 1e-14}}
@@ -62,7 +61,7 @@ def test_every_optimizer_has_cases_and_each_case_its_golden_values() -> None:
 @pytest.mark.parametrize("case", SPECS)
 def test_values_after_each_step_are_the_reference_values_and_bits_those_of_numpy(case: str) -> None:
     rule, values = rule_of(SPECS[case]), golden(SPECS[case].name)
-    kernels = {backend: make_kernel(rule, backend, np, elementwise) for backend in KERNELS}
+    kernels = {backend: make_kernel(rule, backend) for backend in KERNELS}
     assert {backend: type(kernel) for backend, kernel in kernels.items()} == KERNELS
     for dtype in ("float32", "float64"):
         w = np.zeros_like(BEGIN["w0"], dtype) if rule.name == "ftrl" else BEGIN["w0"].astype(dtype)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.optim.written import elementwise
+from tests.devices import NewDevice, kernel_on, on_device, on_every_backend, on_host
+from tests.simulator.host_device import HostDevice
 from tests.tables import for_each
 from zmqps import optim
 from zmqps.errors import OptimizerError
+from zmqps.gpu.device import Device
 from zmqps.optim import Hyperparameters, OptimizerSpec, custom, group, linear_warmup, make_kernel
+from zmqps.optim.kernels import Backend
 
 NAMES = ["a.w", "a.b", "c.w", "c.b"]
 STAYS = -1e30
@@ -192,27 +194,35 @@ def numbers_of(spec: OptimizerSpec, values: Mapping[str, float]) -> tuple[float,
 OTHER_CODE = ("sgd decays from the second step on", "momentum rests and goes on", "rmsprop rests and goes on")
 
 
-@for_each(
-    "run, backend",
-    [*((run, "numpy") for run in RUNS), *product(OTHER_CODE, ("numba", "device", "fused"))],
-)
-def test_a_kernel_with_set_numbers_computes_what_one_made_with_them_does(run: str, backend: str) -> None:
+@for_each("run", RUNS)
+def test_a_kernel_with_set_numbers_computes_what_one_made_with_them_does(run: str) -> None:
+    computes_what_one_made_with_them_does(run, "numpy", HostDevice())
+
+
+@on_every_backend
+@for_each("run", OTHER_CODE)
+def test_so_does_one_of_each_backend(run: str, backend: Backend, new_device: NewDevice) -> None:
+    device = new_device()
+    device.use()
+    computes_what_one_made_with_them_does(run, backend, device)
+
+
+def computes_what_one_made_with_them_does(run: str, backend: Backend, device: Device) -> None:
     spec, steps = RUNS[run]
     (rule,), _ = spec.rules(NAMES)
-    how: Any = ("device", np, elementwise) if backend == "fused" else (backend,)
-    kernel = make_kernel(rule, *how)
+    kernel = kernel_on(device, rule, backend)
     rng = np.random.default_rng(1)
-    w, *slots = [rng.random(33), *(np.full(33, fill) for fill in rule.slot_fill)]
-    expected = [w.copy(), *(slot.copy() for slot in slots)]
+    expected = [rng.random(33), *(np.full(33, fill) for fill in rule.slot_fill)]
+    w, *slots = (on_device(device, array) for array in expected)
     for step, values in enumerate(steps, 1):
         g = rng.standard_normal(33)
-        kernel(w, g, w, tuple(slots), step, 1.0, numbers_of(spec, values))
+        kernel(w, on_device(device, g), w, tuple(slots), step, 1.0, numbers_of(spec, values))
         changed = rule.changed(values)
         used = [1 + rule.slots.index(slot) for slot in changed.slots]
         fresh = make_kernel(changed)
         fresh(expected[0], g, expected[0], tuple(expected[i] for i in used), step)
         for got, wanted in zip([w, *slots], expected, strict=True):
-            np.testing.assert_allclose(got, wanted, rtol=1e-13, err_msg=f"step {step}")
+            np.testing.assert_allclose(on_host(device, got), wanted, rtol=1e-13, err_msg=f"step {step}")
 
 
 def test_a_kernel_ignores_numbers_that_no_worker_of_ours_sends() -> None:

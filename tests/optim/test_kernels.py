@@ -11,14 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.devices import NewDevice, kernel_on, on_device, on_every_backend, on_host
 from tests.optim.specs import BY_SLOTS, SPECS, rule_of
-from tests.optim.written import elementwise
 from tests.tables import for_each
 from zmqps import optim
 from zmqps.core.server.dense.aggregate import mean_in_passes
 from zmqps.errors import OptimizerError
+from zmqps.gpu.device import Device
 from zmqps.nodes.server import CompiledRules, ServerConfig
 from zmqps.optim import Rule, all_finite, kernels, make_kernel, warm_up
+from zmqps.optim.kernels import Backend
 from zmqps.optim.rules.sgd import SGD
 
 BACKENDS = ["numpy", "numba"]
@@ -29,17 +31,24 @@ BLOCK = {dtype: kernels.BLOCK_NBYTES // np.dtype(dtype).itemsize for dtype in DT
 class State:
     """Values, gradient and slots, the same for the same seed."""
 
-    def __init__(self, rule: Rule, size: int, dtype: str, seed: int = 1) -> None:
-        rng = np.random.default_rng(seed)
+    def __init__(self, rule: Rule, size: int, dtype: str, device: Device | None = None) -> None:
+        rng = np.random.default_rng(1)
         self.w = rng.standard_normal(size).astype(dtype)
         self.g = rng.standard_normal(size).astype(dtype)
         self.g.flags.writeable = False
         self.slots = tuple(np.full(size, fill, dtype) for fill in rule.slot_fill)
+        self.device = device
+        if device is not None:
+            self.w, self.g, *slots = (on_device(device, array) for array in (self.w, self.g, *self.slots))
+            self.slots = tuple(slots)
+
+    def changed(self) -> list[np.ndarray]:
+        """Return values and slots, as arrays of this host."""
+        arrays = [self.w, *self.slots]
+        return arrays if self.device is None else [on_host(self.device, array) for array in arrays]
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, State) and all(
-            np.array_equal(a, b) for a, b in zip((self.w, *self.slots), (other.w, *other.slots), strict=True)
-        )
+        return isinstance(other, State) and all(map(np.array_equal, self.changed(), other.changed()))
 
 
 @for_each("dtype", DTYPES)
@@ -340,32 +349,37 @@ CLIPPED = {
 }
 
 
-@for_each("backend", ["numpy", "numba", "device"])
+@on_every_backend
 @for_each("case", CLIPPED)
-def test_a_scale_is_a_gradient_that_was_multiplied_before_all_else(case: str, backend: str) -> None:
-    dtype = "float32"
+def test_a_scale_is_a_gradient_that_was_multiplied_before_all_else(
+    case: str, backend: Backend, new_device: NewDevice
+) -> None:
+    device = new_device()
+    device.use()
     rule = rule_of(CLIPPED[case])
     plain = replace(rule, clip_norm=None)
-    scaled, multiplied = State(rule, 1000, dtype), State(rule, 1000, dtype)
-    multiplied.g = scaled.g * np.dtype(dtype).type(0.3)
+    scaled, multiplied = State(rule, 1000, "float32", device), State(rule, 1000, "float32", device)
+    multiplied.g = scaled.g * np.float32(0.3)
     for step in (1, 2):
-        make_kernel(rule, backend, np, elementwise)(scaled.w, scaled.g, scaled.w, scaled.slots, step, 0.3)
-        make_kernel(plain, backend, np, elementwise)(
-            multiplied.w, multiplied.g, multiplied.w, multiplied.slots, step, 0.7
-        )
+        kernel_on(device, rule, backend)(scaled.w, scaled.g, scaled.w, scaled.slots, step, 0.3)
+        kernel_on(device, plain, backend)(multiplied.w, multiplied.g, multiplied.w, multiplied.slots, step, 0.7)
     assert scaled == multiplied
 
 
-@for_each("backend", ["numpy", "numba", "device"])
+@on_every_backend
 @for_each("case", BY_SLOTS)
-def test_a_learning_rate_that_was_set_takes_the_place_of_the_rules_own(case: str, backend: str) -> None:
+def test_a_learning_rate_that_was_set_takes_the_place_of_the_rules_own(
+    case: str, backend: Backend, new_device: NewDevice
+) -> None:
+    device = new_device()
+    device.use()
     rule = rule_of(SPECS[case])
     other = replace(rule, learning_rate=0.07)
-    told, own = State(rule, 100, "float64"), State(rule, 100, "float64")
-    kernel = make_kernel(rule, backend, np, elementwise)
+    told, own = State(rule, 100, "float64", device), State(rule, 100, "float64", device)
+    kernel = kernel_on(device, rule, backend)
     for step in (1, 2, 3):
         kernel(told.w, told.g, told.w, told.slots, step, 1.0, () if step == 2 else (0.07,))
-        make_kernel(rule if step == 2 else other, backend, np, elementwise)(own.w, own.g, own.w, own.slots, step)
+        kernel_on(device, rule if step == 2 else other, backend)(own.w, own.g, own.w, own.slots, step)
     assert told == own
 
 

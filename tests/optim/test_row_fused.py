@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.devices import on_device, on_host
 from tests.optim.specs import rule_of
 from tests.optim.test_fused import SPECIAL
 from tests.optim.test_rows import ROW_SPECS, SOME
-from tests.optim.written import elementwise
 from tests.tables import for_each
 from zmqps.errors import OptimizerError
+from zmqps.gpu.device import CudaDevice
 from zmqps.optim import Rule, row_fused
 from zmqps.optim.device_rows import DeviceRowKernel
 from zmqps.optim.row_fused import sources
@@ -44,10 +45,18 @@ def test_a_rule_with_one_number_a_row_takes_three_kernels() -> None:
     assert "keep[k]" in made.update.body
 
 
+@for_each("name", ROW_SPECS)
+def test_every_optimizer_is_kernels_of_a_gpu(name: str) -> None:
+    assert row_fused.can_write(rule_of(ROW_SPECS[name]))
+
+
+@pytest.mark.gpu
 @for_each("counts", [False, True])
 @for_each("name", [name for name in SOME if not rule_of(ROW_SPECS[name]).row_slots])
 def test_what_is_special_is_computed_as_by_the_reference(name: str, counts: bool) -> None:
     """Of one chunk, by the kernel alone: NaN, infinities, and what is too small for other numbers."""
+    device = CudaDevice(0)
+    device.use()
     rule = rule_of(ROW_SPECS[name])
     rng, size = np.random.default_rng(2), DIM << SHIFT
     w, g, *slots = (rng.standard_normal((1 << SHIFT, DIM)).astype(np.float32) for _ in range(2 + len(rule.slots)))
@@ -55,22 +64,22 @@ def test_what_is_special_is_computed_as_by_the_reference(name: str, counts: bool
     for array in (w, g):
         array.reshape(-1)[: len(SPECIAL)] = SPECIAL
         rng.shuffle(array.reshape(-1))
-    chunk = np.concatenate([array.reshape(-1) for array in (w, *slots)])
+    chunk = on_device(device, np.concatenate([array.reshape(-1) for array in (w, *slots)]))
     scalars = np.array(rule.scalars(3), np.float32)
     scales = np.array([0.5, 1.0, 0.25, 1.0], np.float32)
     limits = [np.float32(number) for number in rule.gradient_scalars()[rule.clip_norm is not None :]]
     rows = np.array([2, 0, 3, 1])
-    numbers = [np.tile(scalars, rows.size)] if counts else [*scalars]
-    kernel = row_fused.compiled(elementwise, sources(rule, DIM, counts=counts, keeps=False).update)
     clips = [scales] if rule.clip_norm is not None else []
+    numbers = [np.tile(scalars, rows.size)] if counts else [*scalars]
+    given = [g.reshape(-1), rows, SHIFT, size, *clips, *numbers, *limits, np.array([device.address(chunk)], np.uint64)]
+    kernel = row_fused.compiled(device.elementwise, sources(rule, DIM, counts=counts, keeps=False).update)
+    kernel(*(on_device(device, one) if isinstance(one, np.ndarray) else one for one in given))
     with np.errstate(all="ignore"):
-        kernel(
-            g.reshape(-1), rows, SHIFT, size, *clips, *numbers, *limits, np.array([chunk.ctypes.data], np.uint64)
-        )  # fmt: skip
         d = rule.gradient(np)(w[rows], g, *[one[:, None] for one in clips], *limits)
         expected = rule.equation(np)(w[rows], d, *[slot[rows] for slot in slots], *scalars)
+    found = on_host(device, chunk)
     for number, result in enumerate(expected):
-        np.testing.assert_array_equal(chunk[number * size :][:size].reshape(-1, DIM)[rows], result)
+        np.testing.assert_array_equal(found[number * size :][:size].reshape(-1, DIM)[rows], result)
 
 
 def own(equation: Any) -> Rule:

@@ -223,7 +223,7 @@ class _Kernels:
             write = [*lines, "store(chunk, at + offset, number);"]
             self.store[width] = made("store", f"float32 number, {where}", CHUNKS, write)
             self.fill[width] = made("fill", f"float32 number, {where}", CHUNKS, write)
-        line = [f"const ptrdiff_t k = quotient(i, {dim});", f"out[places[k] * {dim} + i - k * {dim}] = number;"]
+        line = [f"const ptrdiff_t k = i / {dim};", f"out[places[k] * {dim} + i - k * {dim}] = number;"]
         self.place = made("place", "float32 number, raw int64 places", "raw float32 out", line)
 
 

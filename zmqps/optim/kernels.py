@@ -251,7 +251,7 @@ class FusedKernel(Kernel):
         if kernel is None:
             kernel = self._compiled[w.dtype] = self._elementwise(*fused.source(self.rule, w.dtype), fused.PREAMBLE)
         # in place: one and the same object, not two views, or a device copies first what it reads
-        with np.errstate(all="ignore"):  # of a device's arrays, or their test double
+        with np.errstate(all="ignore"):  # of a device's arrays
             kernel(w, g, *gradient_scalars, *scalars, out, *slots)
 
 

@@ -4,8 +4,6 @@ Rows are in *chunks* of 2**shift rows, whose addresses the device has in an arra
 rows, then each slot of all of them, then what is one number a row. A thread does one element: it looks up the chunk of
 its row, reads and writes each array there once. A rule with a slot of one number a row takes three kernels, between
 which the squares of each row are averaged.
-
-Each statement is one of Python, too, by which the tests run it.
 """
 
 from __future__ import annotations
@@ -23,7 +21,6 @@ PREAMBLE = (
     + """
 __device__ float load(size_t chunk, ptrdiff_t at) { return ((const float*)chunk)[at]; }
 __device__ void store(size_t chunk, ptrdiff_t at, float x) { ((float*)chunk)[at] = x; }
-__device__ ptrdiff_t quotient(ptrdiff_t a, ptrdiff_t b) { return a / b; }
 """
 )
 #: Arguments of every kernel over rows: the rows' numbers, and the addresses of the chunks. These count as an output,
@@ -45,7 +42,7 @@ def element(dim: int) -> list[str]:
     ``at`` is the element's index in the chunk's values.
     """
     return [
-        f"const ptrdiff_t k = quotient(i, {dim});",
+        f"const ptrdiff_t k = i / {dim};",
         *_row(),
         f"const ptrdiff_t at = local * {dim} + i - k * {dim};",
     ]
