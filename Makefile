@@ -151,7 +151,7 @@ test-lan: $(INSTALLED) ## clusters over hosts of network namespaces, with cuts, 
 test-clusters: $(INSTALLED) ## test-processes and test-lan in one run, five at a time, as they wait more than they compute: what CI runs
 	$(PY) -m pytest -m '(processes or lan) and not slow' --numprocesses 5 --dist loadfile --durations 20 -rs
 
-test-engines: $(INSTALLED) ## the engines people already run: Slurm, Ray, Kubernetes manifests; each skips where it is not installed
+test-engines: $(INSTALLED) ## the engines people already run: Slurm, Ray, Dask, Kubernetes manifests; each skips where it is not installed
 	$(PY) -m pytest -m engines -rs
 
 test-browser: $(INSTALLED) ## the page in a real browser, Debian's chromium; skipped where there is none
