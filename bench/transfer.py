@@ -174,9 +174,8 @@ def _cluster(stack: ExitStack, setup: Setup) -> zmqps.LocalCluster:
         os.environ["ZMQPS_KEYS"] = str(folder)
         stack.callback(os.environ.pop, "ZMQPS_KEYS", None)
     threads = {} if setup.io_threads is None else {"io_threads": setup.io_threads}
-    return stack.enter_context(
-        zmqps.LocalCluster(setup.servers, setup.workers, device=setup.device or "cpu", keys=folder, **threads)
-    )
+    servers = zmqps.Servers(setup.servers, device=setup.device or "cpu", **threads)
+    return stack.enter_context(zmqps.LocalCluster(servers, setup.workers, security=zmqps.Security(keys=folder)))
 
 
 def start_workers(

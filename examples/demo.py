@@ -168,17 +168,17 @@ def pause(workers: Sequence[Worker]) -> None:
 @contextlib.contextmanager
 def cluster(args: argparse.Namespace) -> Iterator[str]:
     """Start the nodes; yield the coordinator's address."""
-    options = {
-        "servers": args.servers,
-        "workers": args.workers,
+    limits = {
         "heartbeat_interval": TICK,  # each brings the counters that the progress bar shows
         "heartbeat_timeout": args.heartbeat_timeout or (2.0 if args.faults else 10.0),
     }
     if args.faults:
-        with demo_faults.durable_cluster(args.output, **options) as address:
+        with demo_faults.durable_cluster(args.output, servers=args.servers, workers=args.workers, **limits) as address:
             yield address
     else:
-        with zmqps.LocalCluster(directory=args.output, **options) as nodes:
+        with zmqps.LocalCluster(
+            args.servers, args.workers, limits=zmqps.Limits(**limits), directory=args.output
+        ) as nodes:
             yield nodes.address
 
 

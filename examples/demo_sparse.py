@@ -41,10 +41,10 @@ def train(model: Any, name: str, mode: str, args: argparse.Namespace) -> dict[st
     began, output = time.monotonic(), args.output / f"{name}-{mode}"
     output.mkdir(parents=True, exist_ok=True)
     args.batch = model.batch
-    options = {"heartbeat_interval": demo.TICK, "heartbeat_timeout": 10.0, "directory": output}
+    limits = zmqps.Limits(heartbeat_interval=demo.TICK)
     workers: list[demo.Worker] = []
     with (
-        zmqps.LocalCluster(servers=args.servers, workers=args.workers, **options) as nodes,
+        zmqps.LocalCluster(args.servers, args.workers, limits=limits, directory=output) as nodes,
         zmqps.connect(nodes.address, observer=True) as observer,
     ):
         more = ("--coordinator", nodes.address, "--mode", mode, "--share", str(args.workers))

@@ -48,7 +48,7 @@ def train(optimizer: OptimizerSpec, step: Callable[[zmqps.Worker], Any], mode: s
             return curve
 
     with (
-        zmqps.LocalCluster(workers=WORKERS, kernels="numpy") as cluster,
+        zmqps.LocalCluster(zmqps.Servers(kernels="numpy"), workers=WORKERS) as cluster,
         zmqps.connect(cluster.address, observer=True) as eye,
         ThreadPoolExecutor(WORKERS) as pool,
     ):

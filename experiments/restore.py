@@ -46,11 +46,12 @@ def train(
         The step at which SIGKILL ends coordinator and servers; None: none does.
     """
     problem, curve, last = Digits(), Curve(), Params()
-    cluster = zmqps.LocalCluster(
-        servers, WORKERS, checkpoint=directory, heartbeat_timeout=3.0, kernels="numpy",
-        restore=directory if restored else None,
-        saving=zmqps.Saving(every=f"{EVERY}steps", restore_values_only=not optimizer),
+    saving = zmqps.Saving(
+        checkpoint=directory, restore=directory if restored else None, every=f"{EVERY}steps",
+        restore_values_only=not optimizer,
     )  # fmt: skip
+    limits = zmqps.Limits(heartbeat_timeout=3.0)
+    cluster = zmqps.LocalCluster(zmqps.Servers(servers, kernels="numpy"), WORKERS, saving=saving, limits=limits)
 
     def work(worker: zmqps.Worker, rank: int) -> None:
         with worker:

@@ -35,7 +35,7 @@ def resident(pid: int) -> int:
 def test_pushes_to_a_stopped_server_do_not_pile_up(transport: str, seconds: float) -> None:
     gradient = np.ones(MODEL_NBYTES // 4, np.float32)
     with (
-        zmqps.LocalCluster(kernels="numpy", heartbeat_timeout=60.0) as cluster,
+        zmqps.LocalCluster(zmqps.Servers(kernels="numpy"), limits=zmqps.Limits(heartbeat_timeout=60.0)) as cluster,
         zmqps.connect(cluster.address, transport=transport) as worker,
     ):
         worker.init({"w": np.zeros_like(gradient)}, optimizer=zmqps.optim.sgd(1.0), mode="async", push_codec="bf16")

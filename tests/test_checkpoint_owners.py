@@ -6,7 +6,6 @@ import json
 import os
 import signal
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import psutil
@@ -26,10 +25,11 @@ KEEP = 2
 START = {"w": np.zeros(300, np.float32)}
 
 
-def cluster(directory: Path, **options: Any) -> zmqps.LocalCluster:
+def cluster(directory: Path, restore: Path | None = None) -> zmqps.LocalCluster:
     return zmqps.LocalCluster(
-        servers=1, workers=1, kernels="numpy", checkpoint=directory, saving=zmqps.Saving(keep=KEEP, at_end=False),
-        heartbeat_interval=0.3, heartbeat_timeout=stretch(10.0), **options,
+        zmqps.Servers(1, kernels="numpy"), workers=1,
+        saving=zmqps.Saving(checkpoint=directory, restore=restore, keep=KEEP, at_end=False),
+        limits=zmqps.Limits(heartbeat_interval=0.3, heartbeat_timeout=stretch(10.0)),
     )  # fmt: skip
 
 

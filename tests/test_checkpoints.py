@@ -42,11 +42,13 @@ def gradients(params: Mapping[str, Any], rank: int, step: int) -> dict[str, Any]
     }
 
 
-def cluster(directory: Path, servers: int = 2, workers: int = 2, **options: Any) -> zmqps.LocalCluster:
-    options = {"heartbeat_timeout": stretch(10.0), "saving": zmqps.Saving(at_end=False), **options}
+def cluster(
+    directory: Path, servers: int = 2, workers: int = 2, replicas: int = 0, **saving: Any
+) -> zmqps.LocalCluster:
     return zmqps.LocalCluster(
-        servers=servers, workers=workers, kernels="numpy", slice_size=SLICE_NBYTES, checkpoint=directory,
-        heartbeat_interval=0.3, **options,
+        zmqps.Servers(servers, kernels="numpy"), workers, replicas=replicas,
+        saving=zmqps.Saving(checkpoint=directory, **{"at_end": False, **saving}),
+        limits=zmqps.Limits(slice_size=SLICE_NBYTES, heartbeat_interval=0.3, heartbeat_timeout=stretch(10.0)),
     )  # fmt: skip
 
 
@@ -71,7 +73,7 @@ def train_in_turn(team: Team, steps: range) -> dict[str, Any]:
 @pytest.mark.parametrize("mode", MODES)
 def test_what_was_trained_is_saved_at_the_end_of_its_job_or_cluster(tmp_path: Path, mode: str, end: str) -> None:
     go_on = train if mode == "sync" else train_in_turn
-    with cluster(tmp_path, saving=zmqps.Saving()) as first:
+    with cluster(tmp_path, at_end=True) as first:
         with Team(first.address, 2, START, optimizer=ADAM, **MODES[mode]) as team:
             expected = go_on(team, range(3))
             for worker in team.workers if end == "finish" else ():
@@ -198,7 +200,7 @@ def test_where_nothing_can_be_written_training_goes_on_and_the_error_and_the_sta
 
 def test_it_is_saved_every_so_many_steps_and_so_many_are_kept(tmp_path: Path) -> None:
     with (
-        cluster(tmp_path, saving=zmqps.Saving(every="3steps", keep=2, at_end=False)) as first,
+        cluster(tmp_path, every="3steps", keep=2) as first,
         Team(first.address, 2, START, optimizer=ADAM, **MODES["sync"]) as team,
     ):
         done = 0

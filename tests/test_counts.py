@@ -22,8 +22,8 @@ pytestmark = pytest.mark.tree
 
 #: More than this there may not be: write down here what there is now when it has become less.
 AT_MOST = {
-    "classes with over 12 attributes, in core": 6,
-    "classes with over 12 attributes": 29,
+    "classes with over 12 attributes, in core": 5,
+    "classes with over 12 attributes": 26,
     "functions with over 60 lines": 1,
     "folders with over 20 files": 0,
     "files of the largest folder": 20,

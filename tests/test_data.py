@@ -47,7 +47,9 @@ def start(address: str, stops_after: int) -> subprocess.Popen[str]:
 @pytest.mark.processes
 def test_every_example_is_used_once_a_pass_although_workers_are_killed() -> None:
     with zmqps.LocalCluster(
-        workers=3, kernels="numpy", heartbeat_interval=0.2, heartbeat_timeout=stretch(1.5)
+        zmqps.Servers(kernels="numpy"),
+        workers=3,
+        limits=zmqps.Limits(heartbeat_interval=0.2, heartbeat_timeout=stretch(1.5)),
     ) as cluster:
         workers = [start(cluster.address, stops_after) for stops_after in (1, 4, 10**9)]
         lines: list[str] = []

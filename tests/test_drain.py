@@ -20,8 +20,12 @@ ONES = {"w": np.full(300_000, -1, np.float32), "b": np.full(7, -1, np.float32)}
 @pytest.mark.parametrize("mode", ["async", "bounded", "sync"])
 def test_a_server_that_is_drained_costs_nothing(mode: str, replicas: int, tmp_path: Path) -> None:
     said = list[str]()
-    options = {"replicas": replicas, "slice_size": 1 << 14, "directory": tmp_path, "kernels": "numpy"}
-    with zmqps.LocalCluster(servers=3, **options) as cluster:
+    with zmqps.LocalCluster(
+        zmqps.Servers(3, kernels="numpy"),
+        replicas=replicas,
+        limits=zmqps.Limits(slice_size=1 << 14),
+        directory=tmp_path,
+    ) as cluster:
         with while_trained(cluster.address, ONES, mode):
             text = drain_server(cluster.address, "server-1", timeout=PATIENCE, progress=said.append)
         status = cluster.status()

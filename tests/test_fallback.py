@@ -32,11 +32,11 @@ ONES = {name: np.full_like(value, -1) for name, value in ZEROS.items()}
 SGD = zmqps.optim.sgd(1.0)
 
 
-def cluster(directory: Path, **options: Any) -> zmqps.LocalCluster:
-    options = {"servers": 2, "workers": 2, "checkpoint": directory / "saved", **options}
+def cluster(directory: Path, servers: int = 2, workers: int = 2, **limits: Any) -> zmqps.LocalCluster:
     return zmqps.LocalCluster(
-        heartbeat_interval=0.3, heartbeat_timeout=stretch(2.0), slice_size=1 << 16, kernels="numpy",
-        directory=directory / "logs", **options,
+        zmqps.Servers(servers, kernels="numpy"), workers, saving=zmqps.Saving(checkpoint=directory / "saved"),
+        limits=zmqps.Limits(heartbeat_interval=0.3, heartbeat_timeout=stretch(2.0), slice_size=1 << 16, **limits),
+        directory=directory / "logs",
     )  # fmt: skip
 
 

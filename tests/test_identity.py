@@ -128,7 +128,7 @@ def test_who_does_not_know_the_job_secret_neither_joins_nor_ends_a_job(tmp_path:
     right, wrong = tmp_path / "right", tmp_path / "wrong"
     right.write_text("0123456789abcdef0123456789abcdef\n")
     wrong.write_text("another one that is long enough\n")
-    with zmqps.LocalCluster(servers=1, kernels="numpy", job_secret=right) as cluster:
+    with zmqps.LocalCluster(zmqps.Servers(1, kernels="numpy"), security=zmqps.Security(job_secret=right)) as cluster:
         for secret in (None, wrong):
             for observer in (False, True):
                 with pytest.raises(IdentityError, match="--job-secret"):
@@ -151,7 +151,8 @@ def servers_of(status: Mapping[str, Any]) -> list[str]:
 @pytest.mark.processes
 def test_nobody_else_is_a_server_of_a_cluster_that_one_command_started(tmp_path: Path) -> None:
     with zmqps.LocalCluster(
-        servers=1, kernels="numpy", heartbeat_interval=0.1, heartbeat_timeout=stretch(2.0)
+        zmqps.Servers(1, kernels="numpy"),
+        limits=zmqps.Limits(heartbeat_interval=0.1, heartbeat_timeout=stretch(2.0)),
     ) as cluster:
         os.kill(cluster.pids["server-0"], signal.SIGKILL)
         run_blocking(inquire(cluster.address, timeout=PATIENCE, until=lambda status: not servers_of(status)))
@@ -196,7 +197,7 @@ def test_a_job_secret_that_can_be_guessed_is_none(tmp_path: Path, text: str) -> 
     with pytest.raises(zmqps.ConfigurationError, match="openssl rand"):
         zmqps.connect("tcp://127.0.0.1:1", security=zmqps.Security(job_secret=tmp_path / "secret"))
     with pytest.raises(zmqps.ConfigurationError, match="cannot read"):
-        zmqps.LocalCluster(job_secret=tmp_path / "nothing")
+        zmqps.LocalCluster(security=zmqps.Security(job_secret=tmp_path / "nothing"))
 
 
 def test_a_worker_that_meets_another_clusters_server_is_told_and_sends_it_nothing(

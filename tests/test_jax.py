@@ -43,7 +43,7 @@ def x64() -> Iterator[None]:
 
 @pytest.fixture
 def worker() -> Iterator[zmqps.Worker]:
-    with InProcessCluster(servers=2, slice_nbytes=1024) as cluster, zmqps.connect(cluster.address) as worker:
+    with InProcessCluster(servers=2, slice_size=1024) as cluster, zmqps.connect(cluster.address) as worker:
         yield worker
 
 

@@ -50,7 +50,7 @@ def wait_for_end(cluster: zmqps.LocalCluster, job: str) -> dict[str, Any]:
 def test_two_jobs_train_at_once_and_a_name_is_used_again_with_another_model(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    with zmqps.LocalCluster(servers=2, kernels="numpy") as cluster:
+    with zmqps.LocalCluster(zmqps.Servers(2, kernels="numpy")) as cluster:
         with (
             zmqps.connect(cluster.address, job="one") as one,
             zmqps.connect(cluster.address, job="two") as two,
@@ -86,7 +86,10 @@ def test_two_jobs_train_at_once_and_a_name_is_used_again_with_another_model(
 def test_the_same_model_again_starts_from_its_new_values_and_a_job_left_alone_goes_on_and_says_so(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    with zmqps.LocalCluster(workers=1, kernels="numpy") as cluster, caplog.at_level(logging.WARNING, "zmqps"):
+    with (
+        zmqps.LocalCluster(zmqps.Servers(kernels="numpy"), workers=1) as cluster,
+        caplog.at_level(logging.WARNING, "zmqps"),
+    ):
         for start in (3.0, 5.0):
             with zmqps.connect(cluster.address) as worker:
                 worker.init({"w": np.full(4, start)}, optimizer=SGD, mode="async")
@@ -167,7 +170,7 @@ def test_memory_of_a_job_that_has_ended_is_free_again() -> None:
 
 
 def test_a_job_that_does_not_fit_is_refused_with_the_bytes_and_no_other_feels_it() -> None:
-    with zmqps.LocalCluster(servers=2, kernels="numpy", memory=1_000_000) as cluster:
+    with zmqps.LocalCluster(zmqps.Servers(2, kernels="numpy", memory=1_000_000)) as cluster:
         with zmqps.connect(cluster.address, job="small") as small, zmqps.connect(cluster.address, job="big") as big:
             small.init(ones(100_000), optimizer=SGD, mode="async")
             with pytest.raises(zmqps.JobMemoryError) as caught:
@@ -260,7 +263,7 @@ def test_a_job_says_how_many_workers_it_expects() -> None:
 
 @pytest.mark.processes
 def test_a_stranger_ends_no_job_and_the_user_of_the_coordinator_does(tmp_path, monkeypatch) -> None:
-    with zmqps.LocalCluster(kernels="numpy", timeout=PATIENCE) as cluster:
+    with zmqps.LocalCluster(zmqps.Servers(kernels="numpy"), timeout=PATIENCE) as cluster:
         with zmqps.connect(cluster.address) as worker, Stranger(cluster.address) as stranger:
             worker.init(ones(4), optimizer=SGD, mode="async")
             nonce = bytes(16)

@@ -50,7 +50,7 @@ def afresh() -> Iterator[None]:
 
 @pytest.fixture
 def worker() -> Iterator[zmqps.Worker]:
-    with InProcessCluster(servers=2, slice_nbytes=1024) as cluster, zmqps.connect(cluster.address) as worker:
+    with InProcessCluster(servers=2, slice_size=1024) as cluster, zmqps.connect(cluster.address) as worker:
         yield worker
 
 
@@ -421,7 +421,7 @@ PAIRS = [(backend, backend) for backend in BACKENDS] + [*pairwise(BACKENDS)]
 @pytest.mark.parametrize("pair", PAIRS, ids="+".join)
 def test_two_processes_make_the_steps_of_one_with_the_whole_batch(pair: tuple[str, str], tmp_path: Path) -> None:
     places = [tmp_path / f"{name}.npz" for name in ("alone", "0", "1")]
-    with InProcessCluster(servers=2, workers=2, slice_nbytes=128) as cluster:
+    with InProcessCluster(servers=2, workers=2, slice_size=128) as cluster:
         end(
             start(pair[0], TRAIN, "alone", 0, 1, places[0]),
             *(start(pair[n], TRAIN, cluster.address, n, 2, places[1 + n]) for n in range(2)),

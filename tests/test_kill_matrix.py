@@ -159,11 +159,11 @@ class Victim:
 def arena() -> Iterator[Arena]:
     params = gradients(0.0)
     options = {"optimizer": zmqps.optim.sgd(1.0), "mode": "sync"}
-    times = {"heartbeat_interval": TIMEOUT / 20, "heartbeat_timeout": stretch(TIMEOUT)}
+    limits = zmqps.Limits(heartbeat_interval=TIMEOUT / 20, heartbeat_timeout=stretch(TIMEOUT), slice_size=SLICE_NBYTES)
     with (
         closing(Nursery()) as nursery,  # first: it imports while the cluster starts
         # no number of workers is expected: where one is, a third worker would be a spare
-        zmqps.LocalCluster(servers=2, kernels="numpy", slice_size=SLICE_NBYTES, **times) as cluster,
+        zmqps.LocalCluster(zmqps.Servers(2, kernels="numpy"), limits=limits) as cluster,
         Team(cluster.address, 2, params, **options) as team,
         closing(Arena(cluster, team, nursery)) as arena,
     ):

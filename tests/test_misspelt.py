@@ -27,7 +27,10 @@ PUBLIC: dict[str, Callable[..., Any]] = {
     "connect": zmqps.connect,
     "aio.connect": aio.connect,
     "LocalCluster": zmqps.LocalCluster,
+    "Servers": zmqps.Servers,
     "Saving": zmqps.Saving,
+    "Limits": zmqps.Limits,
+    "Watching": zmqps.Watching,
     "Security": zmqps.Security,
     "Steps": zmqps.Steps,
     "Gradients": zmqps.Gradients,
@@ -117,6 +120,19 @@ def test_an_option_of_a_job_that_has_another_name_elsewhere_is_known(
         (
             lambda worker: zmqps.connect(token="a"),
             "connect() has no option 'token'; pass security=zmqps.Security(token=",
+        ),
+        (
+            lambda worker: zmqps.LocalCluster(2, device="cuda"),
+            "LocalCluster() has no option 'device'; pass servers=zmqps.Servers(device=",
+        ),
+        (
+            lambda worker: zmqps.run(print, keys="keys"),
+            "run() has no option 'keys'; pass security=zmqps.Security(keys=",
+        ),
+        (lambda worker: zmqps.LocalCluster(limits=5), "limits comes from zmqps.Limits, as limits=zmqps.Limits("),
+        (
+            lambda worker: zmqps.LocalCluster(security=zmqps.Security(token="a")),
+            "a cluster is started with security=zmqps.Security(keys=DIR)",
         ),
         (lambda worker: zmqps.connect(security="a"), "security comes from zmqps.Security, as security=zmqps.Security("),
         (lambda worker: begun(worker, steps=8), "steps comes from zmqps.Steps, as steps=zmqps.Steps(aggregate=…)"),

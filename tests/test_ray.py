@@ -45,20 +45,35 @@ def test_without_ray_the_error_says_how_to_install_it(monkeypatch: pytest.Monkey
 @for_each(
     "options, text",
     [
-        ({"strategy": "EVERYWHERE"}, "strategy must be"),
         ({"servers": 0}, "servers must be"),
-        ({"restart_workers": -1}, "restart_workers must be"),
+        ({"servers": zmqps.Servers(servers_per_gpu=1)}, "Placement"),
+        ({"strategy": "SPREAD"}, "pass placement=zmqps.ray.Placement\\(strategy="),
+        ({"placement": "SPREAD"}, "placement comes from zmqps.ray.Placement"),
         ({"command": "python train.py", "workers": 1}, "a program and its arguments"),
         ({"command": ["python"]}, "workers=4"),
-        ({"worker_resources": {"CPU": 0}}, "reserves nothing"),
-        ({"server_resources": {"GPU": "one"}}, "server_resources"),
-        ({"keys": "keys", "insecure": True}, "give keys"),
+        ({"security": zmqps.Security(keys="keys"), "insecure": True}, "give keys"),
+        ({"security": zmqps.Security(job_secret="secret")}, "keys in place of a job secret"),
+        ({"security": zmqps.Security(token="a")}, "a token is what its workers connect with"),
         ({"timeout": 0}, "timeout"),
     ],
 )
 def test_options_that_cannot_be_used_are_refused_before_anything_starts(options: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigurationError, match=text):
         zmqps.ray.start(**options)
+
+
+@for_each(
+    "options, text",
+    [
+        ({"strategy": "EVERYWHERE"}, "strategy must be"),
+        ({"restart_workers": -1}, "restart_workers must be"),
+        ({"worker_resources": {"CPU": 0}}, "reserves nothing"),
+        ({"server_resources": {"GPU": "one"}}, "server_resources"),
+    ],
+)
+def test_a_placement_that_cannot_be_is_refused(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigurationError, match=text):
+        zmqps.ray.Placement(**options)
 
 
 def test_an_actor_takes_what_is_reserved_for_its_process() -> None:
@@ -128,15 +143,17 @@ NODES = """if True:
 TRAIN = """if True:
     import sys, zmqps.ray
     command = ["python", "examples/digits.py", "--passes", "12"]
-    cluster = zmqps.ray.start(2, 4, command=command, strategy="SPREAD", keys=sys.argv[1])
+    placement, security = zmqps.ray.Placement(strategy="SPREAD"), zmqps.Security(keys=sys.argv[1])
+    cluster = zmqps.ray.start(2, 4, command=command, placement=placement, security=security)
     sys.exit(cluster.wait(200))"""
 
 #: Starts what never ends, and says on each line of its input who is there.
 WAIT = """if True:
     import json, sys, zmqps.ray
     command = ["sh", "-c", "sleep 1000 & echo $$ $! >> $PIDS; wait"]
-    options = {"command": command, "restart_workers": 2, "env": {"PIDS": sys.argv[1]}, "heartbeat_timeout": 3.0}
-    with zmqps.ray.start(1, 1, **options) as cluster:
+    placement, limits = zmqps.ray.Placement(restart_workers=2), zmqps.Limits(heartbeat_timeout=3.0)
+    env = {"PIDS": sys.argv[1]}
+    with zmqps.ray.start(1, 1, command=command, env=env, placement=placement, limits=limits) as cluster:
         print("ready", flush=True)
         for line in sys.stdin:
             pids = {member["name"]: member["pid"] for member in cluster.status()["members"]}
@@ -149,7 +166,8 @@ FAIL = """if True:
 
 TOO_MUCH = """if True:
     import zmqps.ray
-    zmqps.ray.start(servers=2, server_resources={"CPU": 100}, timeout=3)"""
+    placement = zmqps.ray.Placement(server_resources={"CPU": 100})
+    zmqps.ray.start(servers=2, placement=placement, timeout=3)"""
 
 
 @pytest.fixture(scope="module")

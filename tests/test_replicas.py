@@ -51,7 +51,7 @@ def check(cluster: InProcessCluster) -> None:
 @pytest.mark.parametrize("codec", ["raw", "int8"])
 def test_a_push_that_was_answered_is_on_both_servers(codec: str) -> None:
     with (
-        InProcessCluster(servers=2, workers=1, replicas=1, slice_nbytes=1 << 16) as cluster,
+        InProcessCluster(servers=2, workers=1, replicas=1, slice_size=1 << 16) as cluster,
         zmqps.connect(cluster.address) as worker,
     ):
         worker.init(VALUES, optimizer=zmqps.optim.adam(0.1), mode="async", push_codec=codec)
@@ -64,7 +64,7 @@ def test_a_push_that_was_answered_is_on_both_servers(codec: str) -> None:
 def test_servers_with_keys_keep_copies_too(tmp_path: Path) -> None:
     keys.create(tmp_path / "keys")
     with (
-        InProcessCluster(tmp_path / "keys", servers=2, workers=1, replicas=1, slice_nbytes=1 << 16) as cluster,
+        InProcessCluster(tmp_path / "keys", servers=2, workers=1, replicas=1, slice_size=1 << 16) as cluster,
         zmqps.connect(cluster.address, security=zmqps.Security(keys=tmp_path / "keys")) as worker,
     ):
         worker.init(VALUES, optimizer=zmqps.optim.sgd(1.0), mode="async")
@@ -74,7 +74,7 @@ def test_servers_with_keys_keep_copies_too(tmp_path: Path) -> None:
 
 def test_a_step_that_is_over_is_on_both_servers() -> None:
     with (
-        InProcessCluster(servers=2, workers=1, replicas=1, slice_nbytes=1 << 16) as cluster,
+        InProcessCluster(servers=2, workers=1, replicas=1, slice_size=1 << 16) as cluster,
         zmqps.connect(cluster.address) as worker,
     ):
         worker.init(VALUES, optimizer=zmqps.optim.sgd(1.0), mode="sync")

@@ -44,8 +44,8 @@ def test_a_server_that_is_killed_costs_nothing_that_was_acknowledged(mode: str, 
 
     with (
         zmqps.LocalCluster(
-            servers=3, replicas=1, heartbeat_interval=0.5, heartbeat_timeout=stretch(3.0), slice_size=1 << 14,
-            directory=tmp_path, kernels="numpy",
+            zmqps.Servers(3, kernels="numpy"), replicas=1, directory=tmp_path,
+            limits=zmqps.Limits(heartbeat_interval=0.5, heartbeat_timeout=stretch(3.0), slice_size=1 << 14),
         ) as cluster,
         ThreadPoolExecutor(2) as pool,
     ):  # fmt: skip

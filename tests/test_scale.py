@@ -17,9 +17,13 @@ ONES = {"w": np.full((300, 1000), -1, np.float32), "b": np.full(7, -1, np.float3
 
 @pytest.mark.parametrize(("mode", "replicas"), [("async", 0), ("async", 1), ("bounded", 0), ("sync", 0), ("sync", 1)])
 def test_jobs_that_lie_on_more_servers_and_then_on_fewer_lose_nothing(mode: str, replicas: int, tmp_path: Path) -> None:
-    options = {"replicas": replicas, "slice_size": 1 << 14, "directory": tmp_path, "kernels": "numpy"}
     shards = []
-    with zmqps.LocalCluster(servers=2, **options) as cluster:
+    with zmqps.LocalCluster(
+        zmqps.Servers(2, kernels="numpy"),
+        replicas=replicas,
+        limits=zmqps.Limits(slice_size=1 << 14),
+        directory=tmp_path,
+    ) as cluster:
         with while_trained(cluster.address, ONES, mode):
             for servers in (4, 3):
                 text = cluster.scale(servers, timeout=PATIENCE)

@@ -73,7 +73,7 @@ def test_training_that_was_restored_equals_training_that_was_not_interrupted(
     tmp_path: Path, mode: str, servers: int, via: str
 ) -> None:
     with (
-        cluster(tmp_path, saving=zmqps.Saving(full_every=3, via=via, at_end=False)) as first,
+        cluster(tmp_path, full_every=3, via=via) as first,
         joined(first.address, mode, 2) as team,
     ):
         for steps in (range(6), range(6, 7), range(7, 8)):  # the last one builds upon those before
@@ -84,7 +84,7 @@ def test_training_that_was_restored_equals_training_that_was_not_interrupted(
     assert open_checkpoint(made.path).base is not None
     assert sum(open_checkpoint(made.path).verify()) > 0
     with (
-        cluster(tmp_path, servers, restore=made.path, saving=zmqps.Saving(via=via, at_end=False)) as second,
+        cluster(tmp_path, servers, restore=made.path, via=via) as second,
         joined(second.address, mode, 2) as team,
     ):
         train(team, mode, range(8, 11))
@@ -95,8 +95,7 @@ def test_training_that_was_restored_equals_training_that_was_not_interrupted(
 
 @pytest.mark.parametrize("mode", MODES)
 def test_after_the_loss_of_a_server_a_job_goes_on_from_its_checkpoint(tmp_path: Path, mode: str) -> None:
-    saving = zmqps.Saving(full_every=9, keep=9, at_end=False)
-    with cluster(tmp_path, saving=saving) as nodes, joined(nodes.address, mode, 2) as team:
+    with cluster(tmp_path, full_every=9, keep=9) as nodes, joined(nodes.address, mode, 2) as team:
         for step in range(2):
             train(team, mode, range(step, step + 1))
             made = team.workers[0].checkpoint(consistent=True, timeout=PATIENCE)
@@ -132,8 +131,7 @@ def test_after_the_loss_of_a_server_a_job_goes_on_from_its_checkpoint(tmp_path: 
 
 
 def test_after_a_backup_has_taken_over_the_next_checkpoint_is_whole(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"saving": zmqps.Saving(full_every=9, keep=9, at_end=False), "replicas": 1}
-    with cluster(tmp_path, **options) as nodes, joined(nodes.address, "async", 2) as team:
+    with cluster(tmp_path, replicas=1, full_every=9, keep=9) as nodes, joined(nodes.address, "async", 2) as team:
         made = []
         for step in range(5):
             if step == 2:

@@ -109,7 +109,7 @@ def test_no_row_is_lost_and_no_gradient_counts_twice(
     with (
         zmqps.LocalCluster(
             servers=3, replicas=replicas, directory=tmp_path,
-            **({"heartbeat_interval": 0.5, "heartbeat_timeout": stretch(3.0)} if trouble is lose else {}),
+            limits=zmqps.Limits(heartbeat_interval=0.5, heartbeat_timeout=stretch(3.0)) if trouble is lose else None,
         ) as cluster,
         ThreadPoolExecutor(WORKERS) as pool,
         ExitStack() as stack,

@@ -83,7 +83,7 @@ def test_acknowledged_pushes_count_once_and_others_as_a_whole_or_not_at_all() ->
     shards = buckets_of(POOL, seed_of("buckets", "items")) * SERVERS // NUM_BUCKETS
     table = zmqps.table(DIM, optimizer=zmqps.optim.sgd(1.0))
     with (
-        zmqps.LocalCluster(servers=SERVERS, kernels="numpy") as cluster,
+        zmqps.LocalCluster(zmqps.Servers(SERVERS, kernels="numpy")) as cluster,
         zmqps.connect(cluster.address, name="stays", timeout=PATIENCE) as stays,
         ThreadPoolExecutor(WORKERS) as pool,
     ):

@@ -78,7 +78,7 @@ def together(servers: int, optimizer: zmqps.optim.OptimizerSpec) -> list[Arrays]
         return worker.pull(timeout=PATIENCE)
 
     with (
-        InProcessCluster(servers=servers, workers=WORKERS, slice_nbytes=4096) as cluster,
+        InProcessCluster(servers=servers, workers=WORKERS, slice_size=4096) as cluster,
         Team(
             cluster.address, WORKERS, START, optimizer=optimizer, mode="sync", steps=zmqps.Steps(deterministic=True)
         ) as team,
@@ -116,7 +116,7 @@ def trio() -> Iterator[Team]:
     """Three workers on two servers; SGD at rate 1 subtracts the mean. Each test begins where the one before ended."""
     params = {name: np.zeros(SIZE, np.float32) for name in "abcd"}
     with (
-        InProcessCluster(servers=2, workers=3, slice_nbytes=4096) as cluster,
+        InProcessCluster(servers=2, workers=3, slice_size=4096) as cluster,
         Team(
             cluster.address,
             3,

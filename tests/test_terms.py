@@ -42,7 +42,7 @@ def test_the_norm_of_a_synchronous_step_is_that_of_the_mean_over_all_shards(serv
     options = {"optimizer": sgd(0.1, momentum=0.5, clip_norm=LIMIT, **OPTIONS), "mode": "sync"}
     expected, memory = {name: START[name].copy() for name in ("a", "b")}, {"a": 0.0, "b": 0.0}
     with (
-        InProcessCluster(servers=servers, slice_nbytes=4096, workers=2) as cluster,
+        InProcessCluster(servers=servers, slice_size=4096, workers=2) as cluster,
         Team(cluster.address, 2, START, **options) as team,
     ):
         for step in range(6):
@@ -59,7 +59,7 @@ def test_the_norm_of_a_synchronous_step_is_that_of_the_mean_over_all_shards(serv
 @pytest.mark.parametrize("mode", ["async", "bounded"])
 def test_where_each_push_is_applied_the_norm_is_that_of_the_push(mode: str) -> None:
     expected = {name: START[name].copy() for name in ("a", "b")}
-    with InProcessCluster(servers=2, slice_nbytes=4096) as cluster, zmqps.connect(cluster.address) as worker:
+    with InProcessCluster(servers=2, slice_size=4096) as cluster, zmqps.connect(cluster.address) as worker:
         worker.init(START, optimizer=sgd(0.1, clip_norm=LIMIT, **OPTIONS), **MODES[mode], timeout=PATIENCE)
         for step in range(4):
             grads = gradients(step, 1.0 if step % 2 else 1e-3)
@@ -119,7 +119,7 @@ def test_in_the_asynchronous_mode_the_chiefs_next_push_has_it_and_who_comes_late
 def test_all_numbers_of_groups_are_set_and_groups_that_began_alike_part(mode: str) -> None:
     ones = {name: np.ones_like(value) for name, value in START.items()}
     optimizer = sgd(1.0, momentum=0.5, groups=[group("b"), group("frozen", frozen=True)])
-    with InProcessCluster(servers=2, slice_nbytes=4096) as cluster, zmqps.connect(cluster.address) as worker:
+    with InProcessCluster(servers=2, slice_size=4096) as cluster, zmqps.connect(cluster.address) as worker:
         worker.init({**START, "c": np.ones(5)}, optimizer=optimizer, **MODES[mode], timeout=PATIENCE)
         ones["c"] = np.ones(5)
         said: list[tuple[dict[str, float], dict[str, float]]] = [

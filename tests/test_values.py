@@ -45,7 +45,7 @@ def equal(values: Any, expected: Arrays) -> None:
 @pytest.mark.parametrize("pull_codec", ["raw", "bf16"])
 def test_buffers_of_any_dtype_are_kept_as_they_are(mode: str, pull_codec: str) -> None:
     with (
-        InProcessCluster(servers=3, slice_nbytes=4096) as cluster,
+        InProcessCluster(servers=3, slice_size=4096) as cluster,
         zmqps.connect(cluster.address) as worker,
         zmqps.connect(cluster.address, observer=True) as observer,
     ):
@@ -70,7 +70,7 @@ def test_buffers_of_any_dtype_are_kept_as_they_are(mode: str, pull_codec: str) -
 def test_a_parameter_that_is_set_keeps_the_slots_and_steps_of_its_optimizer(mode: str) -> None:
     rng = np.random.default_rng(1)
     w, m, v = np.zeros(1700), np.zeros(1700), np.zeros(1700)
-    with InProcessCluster(servers=2, slice_nbytes=4096) as cluster, zmqps.connect(cluster.address) as worker:
+    with InProcessCluster(servers=2, slice_size=4096) as cluster, zmqps.connect(cluster.address) as worker:
         worker.init({"w": w}, optimizer=adam(0.1), **MODES[mode], timeout=PATIENCE)
         for step in range(1, 7):
             g = rng.standard_normal(1700)
@@ -87,7 +87,7 @@ def test_a_parameter_that_is_set_keeps_the_slots_and_steps_of_its_optimizer(mode
 @pytest.mark.parametrize("servers", [1, 3])
 def test_what_is_set_in_a_step_is_there_with_its_version_and_that_of_the_lowest_rank(servers: int) -> None:
     with (
-        InProcessCluster(servers=servers, slice_nbytes=4096, workers=3) as cluster,
+        InProcessCluster(servers=servers, slice_size=4096, workers=3) as cluster,
         Team(cluster.address, 3, START, optimizer=sgd(1.0), buffers=BUFFERS, mode="sync") as team,
     ):
 

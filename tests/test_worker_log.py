@@ -33,7 +33,9 @@ def steps(path: Path, node: str) -> list[int]:
 
 def test_what_workers_and_observers_log_is_in_the_file_when_the_cluster_has_ended(tmp_path: Path) -> None:
     path, began_at = tmp_path / "log.jsonl", time.time()
-    with zmqps.LocalCluster(servers=1, kernels="numpy", values=[f"jsonl:{path}"]) as cluster:
+    with zmqps.LocalCluster(
+        zmqps.Servers(1, kernels="numpy"), watching=zmqps.Watching(values=[f"jsonl:{path}"])
+    ) as cluster:
         with zmqps.connect(cluster.address, job="mine") as worker, zmqps.connect(cluster.address, job="mine") as other:
             worker.init(PARAMS, optimizer=SGD, mode="async")
             other.init(PARAMS, optimizer=SGD, mode="async")
@@ -63,7 +65,9 @@ def test_workers_of_a_host_that_combine_and_those_of_a_loop_log_as_all_others(tm
             worker.log({"loss": 0.25}, step=1)
             await worker.finish()
 
-    with zmqps.LocalCluster(servers=1, kernels="numpy", values=[f"jsonl:{path}"]) as cluster:
+    with zmqps.LocalCluster(
+        zmqps.Servers(1, kernels="numpy"), watching=zmqps.Watching(values=[f"jsonl:{path}"])
+    ) as cluster:
         with zmqps.connect(cluster.address, job="host", combine="host") as worker:
             worker.init(PARAMS, optimizer=SGD, mode="async", timeout=PATIENCE)
             worker.log({"loss": 0.5}, step=0)
@@ -73,7 +77,7 @@ def test_workers_of_a_host_that_combine_and_those_of_a_loop_log_as_all_others(tm
 
 
 def test_without_anybody_who_writes_it_logging_does_no_harm_and_a_closed_worker_refuses_it() -> None:
-    with zmqps.LocalCluster(servers=1, kernels="numpy") as cluster:
+    with zmqps.LocalCluster(zmqps.Servers(1, kernels="numpy")) as cluster:
         with zmqps.connect(cluster.address) as worker:
             worker.log({"loss": 0.5})
             with pytest.raises(zmqps.ConfigurationError, match="must be one number"):
@@ -84,11 +88,11 @@ def test_without_anybody_who_writes_it_logging_does_no_harm_and_a_closed_worker_
 
 def test_a_cluster_that_could_not_write_does_not_start(tmp_path: Path) -> None:
     with pytest.raises(zmqps.ConfigurationError, match="names nothing"):
-        zmqps.LocalCluster(values=["jsonl"])
+        zmqps.LocalCluster(watching=zmqps.Watching(values=["jsonl"]))
     with pytest.raises(zmqps.ConfigurationError, match="a sequence of texts"):
-        zmqps.LocalCluster(values=f"jsonl:{tmp_path / 'log'}")
+        zmqps.LocalCluster(watching=zmqps.Watching(values=f"jsonl:{tmp_path / 'log'}"))
     with pytest.raises(zmqps.ConfigurationError, match="is not to be found"):
-        zmqps.LocalCluster(values=["no_such_module_at_all:make"]).start()
+        zmqps.LocalCluster(watching=zmqps.Watching(values=["no_such_module_at_all:make"])).start()
 
 
 @pytest.mark.processes

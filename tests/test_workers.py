@@ -53,7 +53,7 @@ def train(worker: zmqps.Worker, steps: int, how: str = "") -> Any:
 
 
 def test_results_are_in_the_order_of_ranks() -> None:
-    results = zmqps.run(train, 3, workers=3, kernels="numpy", timeout=PATIENCE)
+    results = zmqps.run(train, 3, servers=zmqps.Servers(kernels="numpy"), workers=3, timeout=PATIENCE)
     assert [rank for rank, _ in results] == [0, 1, 2]
     for _, w in results:
         np.testing.assert_array_equal(w, np.full(4, -3.0))
@@ -61,7 +61,10 @@ def test_results_are_in_the_order_of_ranks() -> None:
 
 @pytest.mark.processes
 def test_a_function_may_finish_its_worker_itself() -> None:
-    assert zmqps.run(train, 1, "finish", workers=2, servers=2, kernels="numpy", timeout=PATIENCE) == [0, 1]
+    assert zmqps.run(train, 1, "finish", workers=2, servers=zmqps.Servers(2, kernels="numpy"), timeout=PATIENCE) == [
+        0,
+        1,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -78,7 +81,7 @@ def test_a_function_may_finish_its_worker_itself() -> None:
 )
 def test_the_error_of_a_worker_is_raised_here(how: str, error: type[Exception], said: str) -> None:
     with pytest.raises(error, match=said) as caught:
-        zmqps.run(train, 1, how, workers=2, kernels="numpy", timeout=PATIENCE)
+        zmqps.run(train, 1, how, servers=zmqps.Servers(kernels="numpy"), workers=2, timeout=PATIENCE)
     if how != "exit":
         [note] = [note for note in caught.value.__notes__ if note.startswith("raised in worker 1:\nTraceback")]
         assert ("in train" in note) == (how != "lambda")
@@ -87,7 +90,7 @@ def test_the_error_of_a_worker_is_raised_here(how: str, error: type[Exception], 
 @pytest.mark.processes
 def test_a_timeout_names_the_workers_that_have_not_returned() -> None:
     with pytest.raises(DeadlineError, match="waiting for worker 0, worker 1"):
-        zmqps.run(train, 1, "wait", workers=2, kernels="numpy", timeout=stretch(4.0))
+        zmqps.run(train, 1, "wait", servers=zmqps.Servers(kernels="numpy"), workers=2, timeout=stretch(4.0))
 
 
 def test_a_function_that_no_process_can_import_is_refused_before_anything_starts() -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from zmqps import aio, checkpoint, codecs, data, errors, initial, keys, local, optim, pipeline, stale
     from zmqps.checkpoint.find import load
-    from zmqps.client.groups import Gradients, Security, Steps
+    from zmqps.client.groups import Gradients, Steps
     from zmqps.client.requests import Params
     from zmqps.client.sparse.cache_options import CacheOptions, CacheStatistics, row_cache
     from zmqps.client.sparse.feed import Changes, Feed
@@ -18,8 +18,11 @@ if TYPE_CHECKING:
     from zmqps.core.worker.layout.rollbacks import Rollback
     from zmqps.core.worker.statistics import Statistics
     from zmqps.errors import PSError
+    from zmqps.keys.security import Security
     from zmqps.launch.cluster import LocalCluster
+    from zmqps.settings.coordinator import Limits, Watching
     from zmqps.settings.saving import Saving
+    from zmqps.settings.server import Servers
     from zmqps.worker import Worker, connect, drain_on
     from zmqps.workers import run
 
@@ -31,17 +34,20 @@ __all__ = [
     "Changes",
     "Feed",
     "Gradients",
+    "Limits",
     "LocalCluster",
     "PSError",
     "Params",
     "Rollback",
     "Saving",
     "Security",
+    "Servers",
     "Statistics",
     "Steps",
     "Table",
     "TableOptions",
     "TableStatistics",
+    "Watching",
     "Worker",
     "__version__",
     "aio",
@@ -70,17 +76,20 @@ _HOMES = {
     "Changes": "zmqps.client.sparse.feed",
     "Feed": "zmqps.client.sparse.feed",
     "Gradients": "zmqps.client.groups",
+    "Limits": "zmqps.settings.coordinator",
     "LocalCluster": "zmqps.launch.cluster",
     "PSError": "zmqps.errors",
     "Params": "zmqps.client.requests",
     "Rollback": "zmqps.core.worker.layout.rollbacks",
     "Saving": "zmqps.settings.saving",
-    "Security": "zmqps.client.groups",
+    "Security": "zmqps.keys.security",
+    "Servers": "zmqps.settings.server",
     "Statistics": "zmqps.core.worker.statistics",
     "Steps": "zmqps.client.groups",
     "Table": "zmqps.client.sparse.tables",
     "TableOptions": "zmqps.client.sparse.tables",
     "TableStatistics": "zmqps.client.sparse.whole",
+    "Watching": "zmqps.settings.coordinator",
     "Worker": "zmqps.worker",
     "connect": "zmqps.worker",
     "drain_on": "zmqps.worker",

@@ -72,12 +72,19 @@ ALIASES = {
 }
 #: What is an option of a group -> how that is passed, wherever there is an option for the group.
 GROUPED = {
-    **dict.fromkeys(("aggregate", "on_straggler", "mean", "retain", "deterministic"), "steps=zmqps.Steps"),
-    **dict.fromkeys(("nonfinite", "treatment"), "gradients=zmqps.Gradients"),
-    **dict.fromkeys(("keys", "token", "job_secret"), "security=zmqps.Security"),
-    **dict.fromkeys(
-        ("every", "at_end", "full_every", "keep", "via", "restore_values_only", "restore_names"), "saving=zmqps.Saving"
-    ),
+    option: group
+    for group, options in {
+        "steps=zmqps.Steps": "aggregate on_straggler mean retain deterministic",
+        "gradients=zmqps.Gradients": "nonfinite treatment",
+        "security=zmqps.Security": "keys token job_secret",
+        "servers=zmqps.Servers": "device memory kernels apply_threads io_threads ports servers_per_gpu",
+        "saving=zmqps.Saving": "checkpoint restore every at_end full_every keep via restore_values_only restore_names",
+        "limits=zmqps.Limits": "heartbeat_interval heartbeat_timeout lease idle_timeout fallback_timeout slice_size",
+        "watching=zmqps.Watching": "page page_token values",
+        "placement=zmqps.ray.Placement": "strategy server_resources worker_resources restart_servers restart_workers "
+        "port",
+    }.items()
+    for option in options.split()
 }
 
 
@@ -267,6 +274,17 @@ def mapping(label: str, value: object, contents: str) -> Mapping[Any, Any]:
     if type(value) is dict or isinstance(value, Mapping):  # as nearly all; to ask an abstract class takes four calls
         return value
     raise ConfigurationError(f"{label} must be a mapping of {contents}, not {type(value).__name__}")
+
+
+def group(label: str, value: Any, kind: type[R], home: str = "zmqps") -> R:
+    """Return a group of options; None: one with the defaults."""
+    if value is None:
+        return kind()
+    if isinstance(value, kind):
+        return value
+    first = next(iter(kind.__dataclass_fields__))  # type: ignore[attr-defined]
+    name = f"{home}.{kind.__name__}"
+    raise ConfigurationError(f"{label} comes from {name}, as {label}={name}({first}=…); got {shown(value)}")
 
 
 def function(label: str, value: Any) -> Any:

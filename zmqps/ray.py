@@ -10,6 +10,7 @@ import os
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -20,6 +21,7 @@ from zmqps.core.protocol.endpoints import is_loopback
 from zmqps.errors import ClosedError, ConfigurationError, DeadlineError, NodeFailedError, counted, from_wire, listed
 from zmqps.extras import advice
 from zmqps.keys import Keys, create
+from zmqps.keys.security import Security
 from zmqps.launch.agent import THREADS
 from zmqps.launch.config import GRACE_S, ClusterConfig
 from zmqps.launch.far import FILES
@@ -28,9 +30,10 @@ from zmqps.launch.keeper import HOST, Ended, Keeper, Order
 from zmqps.launch.processes import CHANNEL_SECRET
 from zmqps.launch.supervision import failed
 from zmqps.settings.cluster import ClusterSettings
-from zmqps.settings.server import ServerSettings
+from zmqps.settings.coordinator import Limits
+from zmqps.settings.server import Servers
 
-__all__ = ["RayCluster", "start"]
+__all__ = ["Placement", "RayCluster", "start"]
 
 STRATEGIES = ("SPREAD", "PACK", "STRICT_SPREAD", "STRICT_PACK")
 #: How long an actor may take to answer beyond what it was given.
@@ -41,23 +44,62 @@ MOST_NAMED = 8
 log = logging.getLogger("zmqps.ray")
 
 
+@checks.options_of("Placement")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Where Ray runs the processes, what it reserves for them, and how often they are restarted; an option of `start`.
+
+    Parameters
+    ----------
+    strategy : {"PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"}
+        Ray's: on few hosts, or on many.
+    server_resources, worker_resources : mapping, optional
+        What Ray reserves for each, such as ``{"CPU": 2, "GPU": 1}``; by default ``{"CPU": 1}``. The coordinator has
+        a part of the first server's.
+    restart_servers, restart_workers : int
+        How often each server, or worker, that fails is started again. A lost actor is counted apart from the processes
+        that it has started. What a lost server held is lost: the job ends with `PeerLostError` in its workers, and
+        starts again with the restarted ones.
+    port : int
+        The coordinator's; 0 takes a free one.
+    """
+
+    strategy: str = "PACK"
+    server_resources: Mapping[str, float] | None = None
+    worker_resources: Mapping[str, float] | None = None
+    restart_servers: int = DEFAULTS.restart_servers
+    restart_workers: int = 0
+    port: int = 0
+
+    def __post_init__(self) -> None:
+        checks.one_of("strategy", self.strategy, STRATEGIES)
+        for label in ("restart_servers", "restart_workers", "port"):
+            checks.whole(label, getattr(self, label), at_least=0)
+        for label in ("server_resources", "worker_resources"):
+            resources(label, getattr(self, label))
+
+    def reserved(self, role: str) -> dict[str, float]:
+        """Return what Ray reserves for a process: amounts by name."""
+        label = f"{role}_resources"
+        return resources(label, getattr(self, label))
+
+    def restarts(self, role: str) -> int:
+        """Return how often a process is started again; a coordinator never."""
+        return 0 if role == "coordinator" else int(getattr(self, f"restart_{role}s"))
+
+
+@checks.options()
 def start(
-    servers: int = 1,
+    servers: int | Servers = DEFAULTS.servers,
     workers: int | None = None,
     *,
     command: Sequence[str] | None = None,
     env: Mapping[str, str] | None = None,
     directory: str | os.PathLike[str] | None = None,
-    restart_workers: int = 0,
-    restart_servers: int = DEFAULTS.restart_servers,
-    strategy: str = "PACK",
-    server_resources: Mapping[str, float] | None = None,
-    worker_resources: Mapping[str, float] | None = None,
-    keys: str | os.PathLike[str] | None = None,
+    placement: Placement | None = None,
+    security: Security | None = None,
     insecure: bool = False,
-    port: int = 0,
-    device: str = DEFAULTS.server.device,
-    heartbeat_timeout: float = DEFAULTS.heartbeat_timeout,
+    limits: Limits | None = None,
     timeout: float = 120.0,
 ) -> RayCluster:
     """Start a cluster on Ray, and the workers of a job if there is a command for them.
@@ -71,8 +113,9 @@ def start(
 
     Parameters
     ----------
-    servers : int
-        How many servers.
+    servers : int or Servers
+        How many servers, or a `zmqps.Servers`, which also says what they compute with. For ``device="cuda"`` reserve
+        GPUs: ``Placement(server_resources={"GPU": 1})``.
     workers : int, optional
         How many workers run `command`. Without one: how many a job expects unless `init` says so; by default, any.
     command : sequence of str, optional
@@ -82,26 +125,15 @@ def start(
         More environment variables of the workers.
     directory : path, optional
         Where the workers run, on each host; by default the ``working_dir`` of Ray's job, else this process's directory.
-    restart_workers, restart_servers : int
-        How often each worker, or server, that fails is started again. A lost actor is counted apart from the processes
-        that it has started. What a lost server held is lost: the job ends with `PeerLostError` in its workers, and
-        starts again with the restarted ones.
-    strategy : {"PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"}
-        Ray's: on few hosts, or on many.
-    server_resources, worker_resources : mapping, optional
-        What Ray reserves for each, such as ``{"CPU": 2, "GPU": 1}``; by default ``{"CPU": 1}``. The coordinator has
-        a part of the first server's.
-    keys : path, optional
-        The directory with the cluster's keys; by default new ones are made, unless all hosts have loopback addresses.
-        They travel to the actors over Ray's connections.
+    placement : Placement, optional
+        Where Ray runs the processes, what it reserves for them, and how often they are restarted.
+    security : zmqps.Security, optional
+        The cluster's ``keys``; by default new ones are made, unless all hosts have loopback addresses. They travel to
+        the actors over Ray's connections.
     insecure : bool
         Start without keys, so that any process that reaches the hosts can join.
-    port : int
-        The coordinator's; 0 takes a free one.
-    device : str
-        Where the servers hold and update their shards: ``cpu``, ``cuda`` or ``auto``; `server_resources` asks for GPUs.
-    heartbeat_timeout : float
-        Seconds of silence after which a node is lost.
+    limits : zmqps.Limits, optional
+        When nodes count as lost, how long jobs are kept, and how large messages are.
     timeout : float
         Seconds to wait for the start.
 
@@ -124,36 +156,33 @@ def start(
     >>> with zmqps.ray.start(servers=2, workers=4, command=["python", "train.py"]) as cluster:  # doctest: +SKIP
     ...     raise SystemExit(cluster.wait())
     """
-    checks.one_of("strategy", strategy, STRATEGIES)
-    for label, value, least in (("servers", servers, 1), ("restart_workers", restart_workers, 0),
-                                ("restart_servers", restart_servers, 0), ("port", port, 0)):  # fmt: skip
-        checks.whole(label, value, at_least=least)
+    server = servers if isinstance(servers, Servers) else Servers(servers)
+    if server.servers_per_gpu is not None:
+        raise ConfigurationError('Ray gives servers their GPUs: Placement(server_resources={"GPU": 1})')
+    places = checks.group("placement", placement, Placement, "zmqps.ray")
+    shown = checks.group("security", security, Security).of_cluster()
     seconds = checks.seconds("timeout", timeout)
-    reserved = {
-        "server": resources("server_resources", server_resources),
-        "worker": resources("worker_resources", worker_resources),
-    }
     if command is not None and (isinstance(command, str) or not list(command)):
         checks.refuse("command", 'a program and its arguments, such as ["python", "train.py"]', command)
     if command is not None and workers is None:
         raise ConfigurationError("say how many workers run the command: workers=4")
-    if keys is not None and insecure:
+    if shown.job_secret is not None:
+        raise ConfigurationError("a cluster on Ray has keys in place of a job secret: Security(keys=DIR)")
+    if shown.keys is not None and insecure:
         raise ConfigurationError("give keys, or insecure=True for a cluster without")
-    cluster = RayCluster(
-        ClusterConfig(
-            servers=servers, workers=workers, heartbeat_timeout=heartbeat_timeout, address=f"tcp://{HOST}:{port}",
-            insecure=insecure, server=ServerSettings(device=device),
-        )
-    )  # fmt: skip
+    told: dict[str, Any] = {"servers": server.number, "workers": workers, "insecure": insecure}  # which is checked
+    config = ClusterConfig.taken_from(
+        checks.group("limits", limits, Limits), **told, server=server, address=f"tcp://{HOST}:{places.port}"
+    )
+    cluster = RayCluster(config, places)
     ends_at = time.monotonic() + seconds
     try:
         number = workers if command is not None and workers is not None else 0
-        cluster._place(number, strategy, reserved, restart_workers, restart_servers, ends_at)
-        cluster._start_nodes(None if keys is None else Path(keys), restart_servers, ends_at)
+        cluster._place(number, ends_at)
+        cluster._start_nodes(None if shown.keys is None else Path(shown.keys), ends_at)
         if command is not None:
-            threads = str(max(1, int(reserved["worker"].get("CPU", 1))))
-            env = dict.fromkeys(THREADS, threads) | dict(env or {})
-            cluster._start_workers(list(command), env, directory, restart_workers)
+            threads = str(max(1, int(places.reserved("worker").get("CPU", 1))))
+            cluster._start_workers(list(command), dict.fromkeys(THREADS, threads) | dict(env or {}), directory)
     except BaseException:
         cluster.stop()
         raise
@@ -181,10 +210,13 @@ class RayCluster:
     ----------
     config
         The nodes' options.
+    placement
+        Where Ray runs them.
     """
 
-    def __init__(self, config: ClusterConfig) -> None:
+    def __init__(self, config: ClusterConfig, placement: Placement) -> None:
         self._config = config
+        self._placement = placement
         self._ray = _ray()
         self._group: Any = None
         self._actors: dict[str, Any] = {}
@@ -289,30 +321,27 @@ class RayCluster:
 
     # --- the start ------------------------------------------------------------------------------
 
-    def _place(
-        self, workers: int, strategy: str, reserved: Mapping[str, Mapping[str, float]], restart_workers: int,
-        restart_servers: int, ends_at: float,
-    ) -> None:  # fmt: skip
+    def _place(self, workers: int, ends_at: float) -> None:
         """Have Ray find room for all, and start the actors in it."""
-        ray = self._ray
+        ray, placement = self._ray, self._placement
         if not ray.is_initialized():
             ray.init()
         names = [f"server-{index}" for index in range(self._config.servers)]
         names += [f"worker-{index}" for index in range(workers)]
-        bundles = [dict(reserved[role_of(name)]) for name in names]
-        self._group = ray.util.placement_group(bundles, strategy=strategy)
+        bundles = [placement.reserved(role_of(name)) for name in names]
+        self._group = ray.util.placement_group(bundles, strategy=placement.strategy)
         if not self._group.wait(max(0.0, ends_at - time.monotonic())):
             has = {kind: amount for kind, amount in ray.cluster_resources().items() if ":" not in kind}
             raise DeadlineError(
                 operation="the start of the cluster", seconds=ends_at - time.monotonic(),
-                waiting_for=f"Ray to find room for {bundles} ({strategy}); it has {has} in all",
+                waiting_for=f"Ray to find room for {bundles} ({placement.strategy}); it has {has} in all",
             )  # fmt: skip
         cls = ray.remote(Actor)
         for name, bundle in [("coordinator", 0), *((name, index) for index, name in enumerate(names))]:
             role = role_of(name)
-            restarts = {"coordinator": 0, "server": restart_servers, "worker": restart_workers}[role]
+            restarts = placement.restarts(role)
             self._actors[name] = cls.options(
-                **asked({} if role == "coordinator" else reserved[role]), max_restarts=restarts,
+                **asked({} if role == "coordinator" else placement.reserved(role)), max_restarts=restarts,
                 max_task_retries=restarts, scheduling_strategy=self._in(bundle),
             ).remote(name)  # fmt: skip
         self._outcome = Outcome(list(self._actors))
@@ -322,7 +351,7 @@ class RayCluster:
 
         return PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle)
 
-    def _start_nodes(self, directory: Path | None, restart_servers: int, ends_at: float) -> None:
+    def _start_nodes(self, directory: Path | None, ends_at: float) -> None:
         """Start coordinator and servers; return when all servers have joined."""
         hosts = self._get(
             [actor.host.remote() for actor in self._actors.values()], "the actors of Ray to start", ends_at
@@ -344,8 +373,9 @@ class RayCluster:
         for index in range(self._config.servers):
             settings = self._config.for_server(index, self._address, bind=f"tcp://{HOST}:0").document() | more
             order = Order(
-                role="server", settings=settings, address=self._address, files=files, restarts=restart_servers
-            )
+                role="server", settings=settings, address=self._address, files=files,
+                restarts=self._placement.restart_servers,
+            )  # fmt: skip
             self._run(f"server-{index}", order)
         left = max(0.0, ends_at - time.monotonic())
         joined = self._actors["coordinator"].status.remote(left, self._config.servers)
@@ -357,16 +387,14 @@ class RayCluster:
                 raise NodeFailedError(name=name, how=how, tail=tail)
         self._ask(left, self._config.servers, joined)
 
-    def _start_workers(
-        self, command: list[str], env: dict[str, str], directory: str | os.PathLike[str] | None, restarts: int
-    ) -> None:
+    def _start_workers(self, command: list[str], env: dict[str, str], directory: str | os.PathLike[str] | None) -> None:
         if directory is None:
             runtime = self._ray.get_runtime_context().runtime_env or {}
             directory = "" if runtime.get("working_dir") else os.getcwd()
         for index in range(len(self._actors) - 1 - self._config.servers):
             order = Order(
                 role="worker", command=command, address=self._address, index=index, env=self.environment | env,
-                directory=os.fspath(directory), restarts=restarts,
+                directory=os.fspath(directory), restarts=self._placement.restart_workers,
             )  # fmt: skip
             self._run(f"worker-{index}", order)
 

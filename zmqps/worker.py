@@ -15,7 +15,7 @@ from zmqps import checks
 from zmqps.client.connection import Connection, Profile, profile_of
 from zmqps.client.exchanges import Exchanges, Loop
 from zmqps.client.futures import begins, blocking, future_of
-from zmqps.client.groups import Gradients, Security, Steps, group_of
+from zmqps.client.groups import Gradients, Steps
 from zmqps.client.lives import drain_on as drain_on
 from zmqps.client.lives import is_draining
 from zmqps.client.member import Member, close_namesakes
@@ -37,6 +37,7 @@ from zmqps.core.worker.layout.rollbacks import Rollback
 from zmqps.core.worker.operations import Advance, AskStatus, Restored, SavedCheckpoint, SaveJob, SetNumbers
 from zmqps.core.worker.statistics import Statistics
 from zmqps.errors import ConfigurationError
+from zmqps.keys.security import Security
 from zmqps.optim import Hyperparameters, OptimizerSpec, sgd
 
 if TYPE_CHECKING:
@@ -63,8 +64,8 @@ ELSEWHERE = {
     "is_master": "is_chief",
     "is_leader": "is_chief",
     "save": "checkpoint(); the cluster says where",
-    "load": "restored, and LocalCluster(restore=DIR) or --restore DIR",
-    "restore": "restored, and LocalCluster(restore=DIR) or --restore DIR",
+    "load": "restored, and Saving(restore=DIR) or --restore DIR",
+    "restore": "restored, and Saving(restore=DIR) or --restore DIR",
     "set_lr": "set_learning_rate(rate)",
     "shard": "ranges(num_examples, range_size), or zmqps.torch.shard(loader, worker)",
     "stats": "statistics()",
@@ -247,7 +248,8 @@ class Worker:
             optimizer = sgd(1.0)  # of nothing
         if not isinstance(optimizer, OptimizerSpec):
             raise ConfigurationError(f"optimizer comes from zmqps.optim, as adam(1e-3); got {checks.shown(optimizer)}")
-        steps, gradients = group_of("steps", steps, Steps), group_of("gradients", gradients, Gradients)
+        steps = checks.group("steps", steps, Steps)
+        gradients = checks.group("gradients", gradients, Gradients)
         gradients.check()
         checks.flag("deterministic", steps.deterministic)
         handover = self._member.connection.handover
@@ -1184,7 +1186,7 @@ def connect(
         )
     job = os.environ.get(JOB_VARIABLE) or DEFAULT_JOB if job is None else job
     transport = os.environ.get(TRANSPORT_VARIABLE) or "auto" if transport is None else transport
-    shown = group_of("security", security, Security)
+    shown = checks.group("security", security, Security)
     if shown.job_secret is None and (secret := os.environ.get(JOB_SECRET_VARIABLE)):
         shown = replace(shown, job_secret=secret)
     if combine is None:  # the environment's value is meant for training workers

@@ -22,10 +22,12 @@ from typing import Any, TypeVar
 
 from zmqps import checks
 from zmqps.errors import ConfigurationError, DeadlineError, NodeFailedError, listed
+from zmqps.keys.security import Security
 from zmqps.launch.cluster import START_TIMEOUT, LocalCluster
 from zmqps.launch.leash import put_on
 from zmqps.launch.processes import describe_exit, launched_for, worker_environment
 from zmqps.launch.supervision import DRAIN_TIMEOUT_S
+from zmqps.settings.server import Servers
 from zmqps.worker import connect
 
 T = TypeVar("T")
@@ -39,7 +41,7 @@ def run(
     train: Callable[..., T],
     *args: Any,
     workers: int = 1,
-    servers: int = 1,
+    servers: int | Servers = 1,
     timeout: float | None = None,
     **options: Any,
 ) -> list[T]:
@@ -56,8 +58,10 @@ def run(
     *args
         More arguments of ``train``, the same for all workers. They are copied to each process, so load large data in
         ``train``.
-    workers, servers : int
-        How many processes of each kind. `Worker.rank` goes from 0 to ``workers - 1``.
+    workers : int
+        How many processes train. `Worker.rank` goes from 0 to ``workers - 1``.
+    servers : int or Servers
+        As of `LocalCluster`.
     timeout : float, optional
         Seconds until all workers must have returned; by default there is no limit.
     **options
@@ -138,12 +142,11 @@ def _check(train: Callable[..., Any], args: tuple[Any, ...]) -> None:
         ) from None
 
 
-def _environment(
-    address: str, rank: int, *, job_secret: str | Path | None = None, keys: str | Path | None = None, **others: Any
-) -> dict[str, str]:
+def _environment(address: str, rank: int, *, security: Security | None = None, **others: Any) -> dict[str, str]:
     """Return what a worker has in its environment, by which `zmqps.connect` finds the cluster."""
-    env = worker_environment(address, rank, None if job_secret is None else Path(job_secret))
-    return env if keys is None else env | {"ZMQPS_KEYS": str(Path(keys).absolute())}
+    shown = security or Security()
+    env = worker_environment(address, rank, None if shown.job_secret is None else Path(shown.job_secret))
+    return env if shown.keys is None else env | {"ZMQPS_KEYS": str(Path(shown.keys).absolute())}
 
 
 class _Started:

@@ -19,7 +19,7 @@ from bench.transfer import check_values, start_workers
 
 def _start(stack: ExitStack, setup: Setup, mode: str, replicas: int) -> list[Child]:
     cluster = stack.enter_context(
-        zmqps.LocalCluster(setup.servers, setup.workers, heartbeat_timeout=60.0, replicas=replicas)
+        zmqps.LocalCluster(setup.servers, setup.workers, limits=zmqps.Limits(heartbeat_timeout=60.0), replicas=replicas)
     )
     return start_workers(stack, cluster.address, setup, mode=mode)
 

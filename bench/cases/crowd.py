@@ -142,7 +142,7 @@ def measure(setup: Setup, numbers: Sequence[int] = WORKERS, operations: int = OP
     """
     rows = []
     with ExitStack() as stack:
-        cluster = stack.enter_context(zmqps.LocalCluster(servers=1, heartbeat_timeout=60.0))
+        cluster = stack.enter_context(zmqps.LocalCluster(servers=1, limits=zmqps.Limits(heartbeat_timeout=60.0)))
         crowd = stack.enter_context(Child(CrowdProcess, cluster.address, setup))
         crowd.result()
         stack.callback(crowd.call, "close")

@@ -47,7 +47,9 @@ def measure(model: str, optimizer: str, transport: str, mode: str, turns: int) -
     before, filling, after, seconds = list[float](), list[float](), list[float](), list[float]()
     for _ in range(turns):
         with (
-            zmqps.LocalCluster(servers=SERVERS, replicas=1, heartbeat_timeout=HEARTBEAT_TIMEOUT) as cluster,
+            zmqps.LocalCluster(
+                servers=SERVERS, replicas=1, limits=zmqps.Limits(heartbeat_timeout=HEARTBEAT_TIMEOUT)
+            ) as cluster,
             zmqps.connect(cluster.address, transport=transport) as worker,
         ):
             worker.init(params, optimizer=OPTIMIZERS[optimizer](), mode=mode, timeout=TIMEOUT)

@@ -61,7 +61,7 @@ def measure(case: str, model: str, optimizer: str, transport: str, mode: str, tu
     medians, during, waits, held, seconds = [], [], [], [], []
     for _ in range(turns):
         with (
-            zmqps.LocalCluster(servers=SERVERS[case], heartbeat_timeout=60.0) as cluster,
+            zmqps.LocalCluster(servers=SERVERS[case], limits=zmqps.Limits(heartbeat_timeout=60.0)) as cluster,
             zmqps.connect(cluster.address, transport=transport) as worker,
             ThreadPoolExecutor(1) as pool,
         ):

@@ -43,7 +43,9 @@ def measure(model: str, optimizer: str, transport: str, turns: int, directory: s
     without, during, seconds, worst, versions = [], [], [], [], []
     num_steps, total, plain_total = 0, 0.0, 0.0
     with (
-        zmqps.LocalCluster(checkpoint=directory, saving=zmqps.Saving(keep=1), heartbeat_timeout=60.0) as cluster,
+        zmqps.LocalCluster(
+            saving=zmqps.Saving(checkpoint=directory, keep=1), limits=zmqps.Limits(heartbeat_timeout=60.0)
+        ) as cluster,
         zmqps.connect(cluster.address, transport=transport) as worker,
     ):
         worker.init(params, optimizer=OPTIMIZERS[optimizer](), mode="async", timeout=TIMEOUT)

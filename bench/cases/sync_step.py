@@ -55,7 +55,9 @@ class SyncWorker(TransferWorker):
 
 def _start(stack: ExitStack, setup: Setup, slice_nbytes: int) -> list[Child]:
     cluster = stack.enter_context(
-        zmqps.LocalCluster(setup.servers, setup.workers, slice_size=slice_nbytes, heartbeat_timeout=60.0)
+        zmqps.LocalCluster(
+            setup.servers, setup.workers, limits=zmqps.Limits(slice_size=slice_nbytes, heartbeat_timeout=60.0)
+        )
     )
     workers = [stack.enter_context(Child(SyncWorker, cluster.address, setup)) for _ in range(setup.workers)]
     for worker in workers:

@@ -121,8 +121,8 @@ def start(stack: ExitStack, setup: Setup, on: Collection[str]) -> Watched:
     directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="zmqps-watching-")))
     cluster = stack.enter_context(
         zmqps.LocalCluster(
-            setup.servers, setup.workers, directory=directory, heartbeat_timeout=60.0,
-            page="127.0.0.1:0" if {"metrics", "page"} & {*on} else "",
+            setup.servers, setup.workers, directory=directory, limits=zmqps.Limits(heartbeat_timeout=60.0),
+            watching=zmqps.Watching(page="127.0.0.1:0" if {"metrics", "page"} & {*on} else ""),
         )
     )  # fmt: skip
     said = (directory / "coordinator.log").read_text()

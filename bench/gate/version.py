@@ -34,7 +34,7 @@ class Version:
     def __init__(self, case: Case) -> None:
         self._case = case
         self._stack = ExitStack()
-        cluster = self._stack.enter_context(zmqps.LocalCluster(servers=case.servers, heartbeat_timeout=60.0))
+        cluster = self._stack.enter_context(zmqps.LocalCluster(servers=case.servers))
         shapes = models.find(case.model)
         start, self._gradients = models.arrays(shapes, 1.0), models.arrays(shapes, GRADIENT_SCALE, seed=1)
         self._threads = self._stack.enter_context(ThreadPoolExecutor(case.workers))

@@ -186,7 +186,9 @@ def compare(work: str, peer: str, python: Path, steps: int) -> list[Result]:
     form = forms.fastest(peer, setup, python)
     with ExitStack() as stack:
         # a machine on which a peer takes all cores for seconds has no dead workers
-        cluster = zmqps.LocalCluster(servers=setup.servers, workers=setup.workers, heartbeat_timeout=60.0)
+        cluster = zmqps.LocalCluster(
+            servers=setup.servers, workers=setup.workers, limits=zmqps.Limits(heartbeat_timeout=60.0)
+        )
         stack.enter_context(cluster)
         children = start_workers(stack, cluster.address, setup, mode=mode)
         other = stack.enter_context(forms.start(peer, setup, python))

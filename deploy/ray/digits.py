@@ -6,5 +6,6 @@ import zmqps.ray
 
 if __name__ == "__main__":
     command = ["python", "examples/digits.py", *sys.argv[1:]]
-    with zmqps.ray.start(servers=2, workers=4, command=command, strategy="SPREAD", restart_workers=1) as cluster:
+    placement = zmqps.ray.Placement(strategy="SPREAD", restart_workers=1)
+    with zmqps.ray.start(servers=2, workers=4, command=command, placement=placement) as cluster:
         sys.exit(cluster.wait())

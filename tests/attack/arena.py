@@ -150,6 +150,13 @@ class Outcome:
     broken: list[str] = field(default_factory=list)  # invariants that did not hold
 
 
+def limits(interval: float, timeout: float) -> zmqps.Limits:
+    """Return the times between signs of life, and of silence after which a node is lost."""
+    return zmqps.Limits(
+        heartbeat_interval=interval, heartbeat_timeout=stretch(timeout), slice_size=training.SLICE_NBYTES
+    )
+
+
 class Arena:
     """A cluster of two servers and two honest workers.
 
@@ -180,8 +187,7 @@ class Arena:
         self._expected = expected
         self._descriptors = descriptors
         self._begun = begun
-        times = {"heartbeat_interval": 0.5, "heartbeat_timeout": stretch(HEARTBEAT_TIMEOUT)}
-        self._options = {**times, **options}
+        self._options = {"limits": limits(0.5, HEARTBEAT_TIMEOUT), **options}
         self._more = more
         self.noticed: list[str] = []  # what was wrong of what a fault has looked at
         self.counted: Counter[str] = Counter()  # and how much it has done
@@ -200,18 +206,15 @@ class Arena:
             self.tally = Tally(self.directory / "tally")
             if self._keyed:
                 self._options |= {
-                    "keys": self.keys,
-                    "checkpoint": self.checkpoints,
-                    "saving": zmqps.Saving(at_end=False),
+                    "security": zmqps.Security(keys=self.keys),
+                    "saving": zmqps.Saving(checkpoint=self.checkpoints, at_end=False),
                 }
                 keys.create(self.keys)
                 os.environ["ZMQPS_KEYS"] = str(self.keys)  # for the honest
                 stack.callback(os.environ.pop, "ZMQPS_KEYS", None)
             cluster = zmqps.LocalCluster(
-                servers=2,
+                zmqps.Servers(2, kernels="numpy"),
                 workers=self._expected,
-                kernels="numpy",
-                slice_size=training.SLICE_NBYTES,
                 timeout=START_TIMEOUT,
                 directory=self.directory / "logs",
                 **{**self._options, **self._more(self.directory)},

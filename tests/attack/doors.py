@@ -101,7 +101,8 @@ def dawdle(port: int, over: threading.Event, arena: Arena) -> None:
 
 def with_checkpoints(directory: Path) -> Mapping[str, Any]:
     """Let jobs be saved every second."""
-    return {"checkpoint": directory / "checkpoints", "saving": zmqps.Saving(every=f"{SAVE_S}s", at_end=False)}
+    saving = zmqps.Saving(checkpoint=directory / "checkpoints", every=f"{SAVE_S}s", at_end=False)
+    return {"saving": saving}
 
 
 def put_odd(path: Path, number: int) -> None:

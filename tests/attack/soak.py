@@ -8,11 +8,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from tests.attack.arena import DEFECTS, Arena, final_values, growth, newcomer, speed
+from tests.attack.arena import DEFECTS, Arena, final_values, growth, limits, newcomer, speed
 from tests.attack.attackers import all_attackers
 from tests.attack.nodes import Held, lines_with, logged_nbytes, most
 from tests.attack.training import CORE
-from tests.pace import stretch
 
 #: A worker is killed so often.
 KILL_S = 5.0
@@ -62,8 +61,7 @@ def soak(
     out, rng = Soak(mode), random.Random(seed)
     names = list(names or all_attackers())
     turns: list[str] = []
-    options = {"heartbeat_interval": 0.25, "heartbeat_timeout": stretch(HEARTBEAT_TIMEOUT)}
-    with Arena(mode, expected=CORE + 1, **options) as arena:
+    with Arena(mode, expected=CORE + 1, limits=limits(0.25, HEARTBEAT_TIMEOUT)) as arena:
         arena.replace_victim()
         arena.warm_up()
         arena.watch(KILL_S, {})

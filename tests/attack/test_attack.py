@@ -94,7 +94,10 @@ def test_with_a_job_secret_who_comes_before_the_first_worker_gets_nowhere(
     secret = tmp_path / "secret"
     secret.write_text("x" * 32)
     monkeypatch.setenv("ZMQPS_JOB_SECRET", str(secret))  # which the honest have, and the attacker does not use
-    with Arena(mode, begun=False, job_secret=secret) as arena, arena.attacked("first-comer") as attack:
+    with (
+        Arena(mode, begun=False, security=zmqps.Security(job_secret=secret)) as arena,
+        arena.attacked("first-comer") as attack,
+    ):
         arena.wait_for(lambda: attack.look() > 3)
         check_that_training_is_exact(arena)
         attack.look()

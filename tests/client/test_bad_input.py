@@ -127,11 +127,25 @@ def test_an_address_that_is_none_fails_at_once(address: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"servers": 0}, {"workers": 0}, {"kernels": "gold"}, {"apply_threads": 0}, {"slice_size": 1}]
+    "options", [{"servers": 0}, {"servers": zmqps.Servers(0)}, {"workers": 0}, {"replicas": 1}, {"log_level": "loud"}]
 )
 def test_a_cluster_that_cannot_be_starts_no_process(options: dict[str, Any]) -> None:
     with pytest.raises(zmqps.ConfigurationError):
         zmqps.LocalCluster(**options)
+
+
+@for_each(
+    "group, options",
+    [
+        (zmqps.Servers, {"kernels": "gold"}),
+        (zmqps.Servers, {"apply_threads": 0}),
+        (zmqps.Limits, {"slice_size": 1}),
+        (zmqps.Watching, {"values": "jsonl:a"}),
+    ],
+)
+def test_a_group_of_options_that_cannot_be_is_refused_when_it_is_made(group: Any, options: dict[str, Any]) -> None:
+    with pytest.raises(zmqps.ConfigurationError, match=next(iter(options))):
+        group(**options)
 
 
 ODD = {"w": np.zeros(3, ">f4"), "s": np.float64(2), "e": np.zeros((0, 4), "f2"), "f": np.zeros((2, 3), "f4", order="F")}

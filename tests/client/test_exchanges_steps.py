@@ -65,7 +65,7 @@ def test_a_worker_that_joins_later_goes_on_at_the_step_of_the_job(address: str) 
 )
 def test_a_restored_job_goes_on_at_its_step(options: dict[str, Any], turns: int, tmp_path: Path) -> None:
     def start(**saving: Any) -> zmqps.LocalCluster:
-        return zmqps.LocalCluster(kernels="numpy", **saving)
+        return zmqps.LocalCluster(zmqps.Servers(kernels="numpy"), saving=zmqps.Saving(**saving))
 
     with start(checkpoint=tmp_path) as cluster, zmqps.connect(cluster.address) as worker:
         worker.init(PARAMS, optimizer=SGD, **options)

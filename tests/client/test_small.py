@@ -95,7 +95,7 @@ def test_two_landings_under_way_are_two_and_one_that_is_delivered_is_used_again(
 
 
 def test_a_step_of_small_tensors_is_that_of_each() -> None:
-    with InProcessCluster(servers=2, slice_nbytes=1024) as cluster, zmqps.connect(cluster.address) as worker:
+    with InProcessCluster(servers=2, slice_size=1024) as cluster, zmqps.connect(cluster.address) as worker:
         start, gradients = arrays(4), arrays(5)
         worker.init(start, optimizer=sgd(0.5), mode="async", timeout=PATIENCE)
         out = {name: np.full_like(value, np.nan) for name, value in start.items()}
@@ -118,7 +118,7 @@ def test_a_step_of_small_tensors_is_that_of_each() -> None:
 
 
 def test_a_refused_step_of_small_tensors_names_them_and_changes_nothing() -> None:
-    with InProcessCluster(servers=2, slice_nbytes=1024) as cluster, zmqps.connect(cluster.address) as worker:
+    with InProcessCluster(servers=2, slice_size=1024) as cluster, zmqps.connect(cluster.address) as worker:
         start, bad = arrays(6), arrays(7)
         worker.init(start, optimizer=sgd(0.5), mode="async", timeout=PATIENCE)
         bad["w41"][1, 0] = np.nan

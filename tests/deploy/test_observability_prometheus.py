@@ -100,7 +100,10 @@ def scraped(tmp_path: Path) -> Iterator[str]:
     """Where a cluster whose two workers train answers scrapes."""
     over = threading.Event()
     with zmqps.LocalCluster(
-        servers=2, kernels="numpy", page="0", heartbeat_interval=0.2, directory=tmp_path / "logs"
+        zmqps.Servers(2, kernels="numpy"),
+        watching=zmqps.Watching(page="0"),
+        limits=zmqps.Limits(heartbeat_interval=0.2),
+        directory=tmp_path / "logs",
     ) as cluster:
         found = re.search(r"metrics at http://(\S+)/metrics", (tmp_path / "logs" / "coordinator.log").read_text())
         assert found

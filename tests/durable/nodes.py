@@ -17,7 +17,7 @@ from zmqps.launch.config import ClusterConfig
 from zmqps.launch.processes import Process, all_exited, node_command, node_environment
 from zmqps.nodes.inquiry import inquire, run_blocking
 from zmqps.settings.node import NodeSettings
-from zmqps.settings.server import ServerSettings
+from zmqps.settings.server import Servers
 
 #: Seconds that any wait may take on a busy machine.
 PATIENCE = allow(60.0)
@@ -51,7 +51,7 @@ class Nodes:
         self._directory = directory
         config = ClusterConfig(
             address="tcp://127.0.0.1:0", servers=servers, journal=journal, values=tuple(values), page=page,
-            server=ServerSettings(kernels="numpy"), **options,
+            server=Servers(kernels="numpy"), **options,
         )  # fmt: skip
         self._nodes = launch.Nodes(config, self._spawn)
         try:

@@ -49,7 +49,9 @@ def train(
             work(worker, number)
 
     with (
-        zmqps.LocalCluster(servers=2, workers=num_workers, kernels="numpy", slice_size=slice_nbytes) as cluster,
+        zmqps.LocalCluster(
+            zmqps.Servers(2, kernels="numpy"), workers=num_workers, limits=zmqps.Limits(slice_size=slice_nbytes)
+        ) as cluster,
         zmqps.connect(cluster.address, observer=True) as observer,
         ThreadPoolExecutor(num_workers) as pool,
     ):

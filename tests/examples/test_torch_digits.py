@@ -25,7 +25,7 @@ def test_tensors_are_pushed_from_where_they_lie_and_the_model_learns(
     from examples import torch_digits
 
     options = Namespace(device=device, passes=6, batch=32, mode="sync", codec="bf16")
-    with zmqps.LocalCluster(servers=2, workers=1, kernels="numpy") as cluster:
+    with zmqps.LocalCluster(zmqps.Servers(2, kernels="numpy"), workers=1) as cluster:
         torch_digits.train(zmqps.connect(cluster.address), options)
     found = re.search(r"test accuracy ([\d.]+)", capsys.readouterr().out)
     assert found is not None

@@ -33,8 +33,8 @@ from zmqps.launch.config import ClusterConfig
 from zmqps.launch.processes import Process, node_environment
 from zmqps.nodes.inquiry import inquire, run_blocking, save_job
 from zmqps.settings.node import NodeSettings
-from zmqps.settings.saving import CheckpointSettings
-from zmqps.settings.server import ServerSettings
+from zmqps.settings.saving import Saving
+from zmqps.settings.server import Servers
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZE = 4096
@@ -97,11 +97,11 @@ class Cluster:
         self.keys = directory / "keys" if keyed else None
         if self.keys is not None:
             keys_of.create(self.keys)
-        saved = CheckpointSettings(checkpoint=str(directory / "checkpoints"), full_every=4, keep=3)
+        saved = Saving(checkpoint=str(directory / "checkpoints"), full_every=4, keep=3)
         config = ClusterConfig(
             address="tcp://127.0.0.1:0", servers=servers, replicas=1, heartbeat_interval=0.25,
             heartbeat_timeout=stretch(1.5), lease=2.0, slice_size=4 << 10, journal=directory / "journal",
-            checkpoints=saved, keys=self.keys, server=ServerSettings(kernels="numpy"),
+            saving=saved, keys=self.keys, server=Servers(kernels="numpy"),
         )  # fmt: skip
         self._nodes = launch.Nodes(config, self._spawn)
         try:

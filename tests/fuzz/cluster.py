@@ -193,7 +193,7 @@ def live_cluster() -> Iterator[Cluster]:
         endpoints = [transport.bind(ANYWHERE) for transport in transports]
         coordinator = CoordinatorMachine(
             new_identity("coordinator", endpoint=endpoints[0]),
-            CoordinatorOptions(servers=1, slice_nbytes=64, heartbeat_timeout=300.0),
+            CoordinatorOptions(servers=1, slice_size=64, heartbeat_timeout=300.0),
         )
         server = ServerMachine(
             new_identity("server", endpoint=endpoints[1]),

@@ -13,7 +13,7 @@ import pytest
 from tests.devices import NewDevice, on_device, on_every_device, on_host
 from tests.simulator.host_device import HostDevice
 from tests.tables import for_each
-from zmqps import LocalCluster
+from zmqps import LocalCluster, Servers
 from zmqps.errors import ConfigurationError, DeviceError, DeviceMemoryError
 from zmqps.gpu.device import MemoryInfo, open_device, parse
 from zmqps.gpu.staging import DeviceMemory, Streams
@@ -53,7 +53,7 @@ def test_a_server_without_its_device_does_not_start(monkeypatch: pytest.MonkeyPa
 
 def test_a_cluster_refuses_what_is_no_device() -> None:
     with pytest.raises(ConfigurationError, match="'gpu' is not a device"):
-        LocalCluster(device="gpu")
+        LocalCluster(Servers(device="gpu"))
 
 
 class CUDARuntimeError(RuntimeError):

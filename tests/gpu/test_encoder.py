@@ -154,7 +154,7 @@ def test_tensors_and_arrays_train_alike(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("zmqps.client.connection.Handover", lambda: Handover(lambda _: device))
     start = np.zeros(5000, "f4")
     with (
-        zmqps.LocalCluster(servers=2, kernels="numpy", slice_size=8192) as cluster,
+        zmqps.LocalCluster(zmqps.Servers(2, kernels="numpy"), limits=zmqps.Limits(slice_size=8192)) as cluster,
         zmqps.connect(cluster.address) as worker,
     ):
         worker.init({"a": start, "b": start}, optimizer=sgd(1.0), mode="async", push_codec=codecs.topk(0.1))

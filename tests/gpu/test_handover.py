@@ -257,7 +257,10 @@ def test_a_worker_trains_tensors_and_outlives_a_device_that_fails(monkeypatch: p
     device = Failing()
     monkeypatch.setattr("zmqps.client.connection.Handover", lambda: handover(device))
     shape = 256, 1000  # a multiple of the alignment, so that nothing but arrays counts below
-    with zmqps.LocalCluster(kernels="numpy") as cluster, zmqps.connect(cluster.address) as worker:
+    with (
+        zmqps.LocalCluster(zmqps.Servers(kernels="numpy")) as cluster,
+        zmqps.connect(cluster.address) as worker,
+    ):
         worker.init({"w": Tensor(values(*shape))}, optimizer=zmqps.optim.sgd(0.5), mode="async")
         out = Tensor(np.zeros(shape, "f4"))
         for step in range(1, 4):

@@ -82,11 +82,11 @@ def test_servers_are_told_their_devices() -> None:
 
 def test_a_local_cluster_has_a_server_for_each_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("zmqps.launch.cluster.visible_gpus", lambda: ("0", "1", "2"))
-    cluster = zmqps.LocalCluster(servers_per_gpu=1)
+    cluster = zmqps.LocalCluster(zmqps.Servers(servers_per_gpu=1))
     assert cluster._nodes._config.servers == 3
     assert cluster._nodes._config.devices == ("cuda:0", "cuda:1", "cuda:2")
     monkeypatch.setattr("zmqps.launch.cluster.visible_gpus", lambda: ())
     with pytest.raises(DeviceError):
-        zmqps.LocalCluster(servers_per_gpu=1)
-    with zmqps.LocalCluster(servers_per_gpu=2, device="auto", kernels="numpy") as cluster:
+        zmqps.LocalCluster(zmqps.Servers(servers_per_gpu=1))
+    with zmqps.LocalCluster(zmqps.Servers(servers_per_gpu=2, device="auto", kernels="numpy")) as cluster:
         assert set(cluster.pids) == {"coordinator", "server-0", "server-1"}

@@ -335,7 +335,7 @@ def trained(mode: str, device: Device | None = None) -> dict[str, np.ndarray]:
             3, optimizer=optim.rowwise_adagrad(0.1, clip_norm=1.0), capacity_nbytes=100_000, initial=initial.constant(1)
         ),
     }
-    options: dict[str, Any] = {"servers": 2, "workers": 1, "slice_nbytes": 16 << 10, "once": True}
+    options: dict[str, Any] = {"servers": 2, "workers": 1, "slice_size": 16 << 10, "once": True}
     with InProcessCluster(device=device, **options) as cluster, zmqps.connect(cluster.address) as worker:
         worker.init({"w": np.zeros(9, np.float32)}, optimizer=optim.sgd(0.1), tables=tables, **MODES[mode])
         items, words = worker.table("items"), worker.table("words")

@@ -38,7 +38,7 @@ def all_gone(pids) -> bool:
 
 
 def test_a_worker_trains_on_it() -> None:
-    with zmqps.LocalCluster(servers=2, kernels="numpy") as cluster:
+    with zmqps.LocalCluster(zmqps.Servers(2, kernels="numpy")) as cluster:
         pids = list(cluster.pids.values())
         assert len(pids) == 3
         with zmqps.connect(cluster.address) as worker:
@@ -98,7 +98,7 @@ def test_in_a_launched_worker_it_shows_the_keys_that_the_worker_got(
         monkeypatch.setenv("ZMQPS_WORKER_INDEX", "2")
         monkeypatch.setenv(by, shown)
         for told in (None, mine):  # those would be for the cluster that it does not start
-            with zmqps.LocalCluster(keys=told) as cluster:
+            with zmqps.LocalCluster(security=zmqps.Security(keys=told)) as cluster:
                 assert cluster.status()["servers"] == 1
 
 
@@ -163,7 +163,7 @@ def test_before_its_start_there_is_no_address() -> None:
 
 
 def test_a_killed_server_does_not_keep_it_from_stopping() -> None:
-    with zmqps.LocalCluster(servers=2, heartbeat_interval=0.1, heartbeat_timeout=0.5) as cluster:
+    with zmqps.LocalCluster(servers=2, limits=zmqps.Limits(heartbeat_interval=0.1, heartbeat_timeout=0.5)) as cluster:
         os.kill(cluster.pids["server-0"], signal.SIGKILL)
     assert all_gone(cluster.pids.values())
 
@@ -177,9 +177,9 @@ def test_a_start_that_takes_too_long_says_what_is_missing() -> None:
 
 def test_what_keeps_a_node_from_starting_is_raised_here(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigurationError, match="must exceed the interval"):
-        zmqps.LocalCluster(heartbeat_timeout=0.1).start()
+        zmqps.LocalCluster(limits=zmqps.Limits(heartbeat_timeout=0.1)).start()
     with pytest.raises(ConfigurationError, match="kernels must be one of"):
-        zmqps.LocalCluster(kernels="fortran")
+        zmqps.LocalCluster(zmqps.Servers(kernels="fortran"))
     document = ServerSettings.document
     monkeypatch.setattr(ServerSettings, "document", lambda self: document(self) | {"kernels": "fortran"})
     with pytest.raises(ConfigurationError, match="kernels must be one of numba, numpy, not 'fortran'"):
@@ -188,7 +188,9 @@ def test_what_keeps_a_node_from_starting_is_raised_here(monkeypatch: pytest.Monk
 
 def test_a_node_has_its_name_and_nothing_secret_in_the_list_of_processes(tmp_path: Path) -> None:
     (tmp_path / "hush").write_bytes(b"s" * 32)
-    with zmqps.LocalCluster(job_secret=tmp_path / "hush", kernels="numpy") as cluster:
+    with zmqps.LocalCluster(
+        zmqps.Servers(kernels="numpy"), security=zmqps.Security(job_secret=tmp_path / "hush")
+    ) as cluster:
         for name, pid in cluster.pids.items():
             command = psutil.Process(pid).cmdline()
             assert command[3:6] == ["zmqps", name.partition("-")[0], f"--name={name}"]
@@ -207,7 +209,7 @@ FORKING = """if True:
     import json, os, sys, warnings
     warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 does not like forks of threads
     import zmqps
-    with zmqps.LocalCluster(kernels="numpy") as cluster:
+    with zmqps.LocalCluster(zmqps.Servers(kernels="numpy")) as cluster:
         logs = cluster.directory
         reader, writer = os.pipe()
         child = os.fork()

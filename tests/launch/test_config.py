@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.tables import for_each
 from zmqps.launch.config import ClusterConfig
-from zmqps.settings.saving import CheckpointSettings
+from zmqps.settings.saving import Saving
 
 
 @for_each(
@@ -23,5 +23,5 @@ from zmqps.settings.saving import CheckpointSettings
 def test_servers_start_again_where_jobs_go_on_without_them(
     options: dict[str, Any], checkpoints: dict[str, str], outlives: bool
 ) -> None:
-    config = ClusterConfig(**options, checkpoints=CheckpointSettings(**checkpoints))
+    config = ClusterConfig(**options, saving=Saving(**checkpoints))
     assert config.outlives_servers is outlives

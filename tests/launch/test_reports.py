@@ -148,7 +148,7 @@ def test_a_coordinator_that_does_not_answer_holds_nobody_up() -> None:
 @pytest.mark.processes
 def test_a_server_of_a_local_cluster_that_is_killed_is_replaced_at_once() -> None:
     with (
-        zmqps.LocalCluster(servers=2, replicas=1, heartbeat_timeout=1000.0) as cluster,
+        zmqps.LocalCluster(servers=2, replicas=1, limits=zmqps.Limits(heartbeat_timeout=1000.0)) as cluster,
         zmqps.connect(cluster.address, timeout=PATIENCE) as worker,
     ):
         worker.init({"w": np.zeros(64, np.float32)}, optimizer=zmqps.optim.sgd(learning_rate=1.0), mode="async")

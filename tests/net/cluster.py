@@ -48,7 +48,7 @@ class Cluster:
     ) -> None:
         log = logging.getLogger("zmqps.test")
         options = CoordinatorOptions(
-            servers=num_servers, workers=workers, slice_nbytes=slice_nbytes, heartbeat_timeout=300.0
+            servers=num_servers, workers=workers, slice_size=slice_nbytes, heartbeat_timeout=300.0
         )
         transport = ZmqTransport()
         self.address = transport.bind("tcp://127.0.0.1:0")

@@ -28,13 +28,13 @@ from zmqps.nodes.checkpoints import (
 from zmqps.nodes.processors import LONGEST_REST_S, Rests
 from zmqps.nodes.restoring import numbers_of, restored, resumptions
 from zmqps.optim import OptimizerSpec, adam, sgd
-from zmqps.settings.saving import CheckpointSettings
+from zmqps.settings.saving import Saving
 
 
 @for_each("options", [{"every": "5min"}, {"checkpoint": "d", "keep": 0}, {"checkpoint": "d", "every": "x"}])
 def test_a_configuration_that_cannot_work_is_refused(options: Any) -> None:
     with pytest.raises(ConfigurationError):
-        CheckpointSettings(**options)
+        Saving(**options)
 
 
 # --- a shard, written and read ----------------------------------------------------------------------
@@ -181,13 +181,13 @@ def test_what_is_published_says_what_jobs_begin_from(tmp_path: Path) -> None:
     path, nbytes, version = save(tmp_path, job, trained(job, placement(job, 2, 64)))
     assert version == 3
     assert open_checkpoint(path).manifest.nbytes == nbytes
-    config = CheckpointSettings(restore=str(tmp_path), restore_names={"x": "a"})
+    config = Saving(restore=str(tmp_path), restore_names={"x": "a"})
     (found,) = resumptions(config, restored(config)).values()
     assert (found.path, found.version, found.state) == (path, 3, {"epoch": 3})
     assert [list(entry) for entry in found.data] == [[["d", 10, 4, 1, None], 0, 2, [1]]]
     assert found.names == {"x": "a"}
     assert found.job == job
-    assert resumptions(CheckpointSettings(), restored(CheckpointSettings())) == {}
+    assert resumptions(Saving(), restored(Saving())) == {}
 
 
 @for_each(

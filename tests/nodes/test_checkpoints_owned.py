@@ -23,7 +23,7 @@ from zmqps.core.server.saves import Saves
 from zmqps.errors import CheckpointCorruptError, CheckpointNotFoundError, CheckpointStorageError
 from zmqps.nodes.checkpoints import CheckpointStore
 from zmqps.nodes.restoring import restored
-from zmqps.settings.saving import CheckpointSettings
+from zmqps.settings.saving import Saving
 
 KEEP = 3
 
@@ -109,7 +109,7 @@ def test_of_checkpoints_made_in_turn_each_is_whole_or_its_cluster_was_refused(
         assert all(path in good for path in inner)
         assert all(sum(good[path].verify()) for path in inner)
     assert len(good) == KEEP * len(stores)
-    config = CheckpointSettings(restore=clusters.place)
+    config = Saving(restore=clusters.place)
     if len(stores) == 1:
         assert restored(config) is not None
     else:
@@ -117,7 +117,7 @@ def test_of_checkpoints_made_in_turn_each_is_whole_or_its_cluster_was_refused(
             restored(config)
         for paths in made.values():
             assert storage_of(paths[-1])[1] in str(unsure.value)
-            assert restored(CheckpointSettings(restore=paths[-1])) is not None
+            assert restored(Saving(restore=paths[-1])) is not None
     named = [r.getMessage() for r in caplog.records if "publishes into the same directory" in r.getMessage()]
     assert len(named) == (2 if len(stores) == 2 else 0)  # each names the other once
     assert len(stores) == 1 or ("00000001" in named[0] and "00000002" in named[1])

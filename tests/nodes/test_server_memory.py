@@ -53,7 +53,7 @@ def until_it_works(do: Any, *arguments: Any, **options: Any) -> Any:
 @pytest.mark.processes
 @pytest.mark.parametrize("mode", ["async", "sync"])
 def test_values_are_what_was_acknowledged(mode: str, short_of_memory: dict[str, float]) -> None:
-    options = {"servers": 1, "workers": 1, "slice_nbytes": 16 << 10, "once": True}
+    options = {"servers": 1, "workers": 1, "slice_size": 16 << 10, "once": True}
     with InProcessCluster(**options) as cluster, zmqps.connect(cluster.address) as worker:
         zeros = {name: np.zeros(SIZE, np.float32) for name in NAMES}
         optimizer = sgd(1.0, momentum=0.5) if mode == "async" else sgd(1.0)

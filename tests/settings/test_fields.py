@@ -13,7 +13,7 @@ from zmqps.errors import ConfigurationError
 from zmqps.settings.cluster import ClusterSettings, LaunchSettings, RunSettings, UpSettings
 from zmqps.settings.coordinator import CoordinatorSettings
 from zmqps.settings.fields import Settings, build, options
-from zmqps.settings.saving import CheckpointSettings
+from zmqps.settings.saving import Saving
 from zmqps.settings.server import ServerSettings
 
 STRUCTS = (ServerSettings, CoordinatorSettings, ClusterSettings, UpSettings, RunSettings, LaunchSettings)
@@ -24,7 +24,7 @@ SERVER = ServerSettings(
 )  # fmt: skip
 COORDINATOR = CoordinatorSettings(
     servers=3, slice_size="1MiB", values=["jsonl:values"], journal="journal",  # type: ignore[arg-type]
-    checkpoints=CheckpointSettings(checkpoint="runs", every="5min", restore_names={"w": "weight"}),
+    saving=Saving(checkpoint="runs", every="5min", restore_names={"w": "weight"}),
 )  # fmt: skip
 
 
@@ -39,7 +39,7 @@ def test_a_document_has_absolute_paths_and_plain_values() -> None:
     document = COORDINATOR.document()
     assert document["journal"] == str(Path.cwd() / "journal")
     assert document["values"] == (f"jsonl:{Path.cwd() / 'values'}",)
-    assert document["checkpoints"]["checkpoint"] == str(Path.cwd() / "runs")
+    assert document["saving"]["checkpoint"] == str(Path.cwd() / "runs")
     assert document["slice_size"] == 1 << 20
     assert SERVER.document()["memory"] == 8 * 10**9
 
@@ -56,13 +56,13 @@ def test_a_document_that_cannot_be_is_refused_by_name(document: Any, said: str) 
         ServerSettings.from_document(document)
 
 
-def test_a_document_of_a_coordinator_has_its_checkpoints_checked() -> None:
+def test_what_a_document_of_a_coordinator_says_of_saving_is_checked() -> None:
     with pytest.raises(ConfigurationError, match="checkpoint_keep"):
-        CoordinatorSettings.from_document({"checkpoints": {"keep": 0}})
+        CoordinatorSettings.from_document({"saving": {"keep": 0}})
     with pytest.raises(ConfigurationError, match="say where"):
-        CoordinatorSettings.from_document({"checkpoints": {"every": "5min"}})
-    with pytest.raises(ConfigurationError, match="checkpoints"):
-        CoordinatorSettings(checkpoints=5)  # type: ignore[arg-type]
+        CoordinatorSettings.from_document({"saving": {"every": "5min"}})
+    with pytest.raises(ConfigurationError, match="saving"):
+        CoordinatorSettings(saving=5)  # type: ignore[arg-type]
 
 
 @for_each("struct", STRUCTS)
@@ -81,7 +81,7 @@ def test_what_is_told_fills_the_fields_below() -> None:
         UpSettings, {"servers": 3, "kernels": "numpy", "checkpoint": "runs", "checkpoint_keep": 5, "name": "a"}
     )
     assert (told.cluster.servers, told.cluster.server.kernels, told.name) == (3, "numpy", "a")
-    assert told.cluster.checkpoints == CheckpointSettings(checkpoint="runs", keep=5)
+    assert told.cluster.saving == Saving(checkpoint="runs", keep=5)
     assert told.cluster.name == ""
     with pytest.raises(ConfigurationError, match="restart_workers"):
         build(UpSettings, {"restart_workers": -1})

@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 import zmqps
+import zmqps.ray
 from tests import options as documents
 from tests.tables import for_each
 from zmqps.cli.settings import flags_of, options_of, read_config
@@ -19,7 +20,6 @@ from zmqps.settings.cluster import ClusterSettings, LaunchSettings, RunSettings,
 from zmqps.settings.coordinator import CoordinatorSettings
 from zmqps.settings.fields import Settings, nested, options, setting
 from zmqps.settings.kinds import Choice
-from zmqps.settings.saving import Saving
 from zmqps.settings.server import ServerSettings
 
 
@@ -90,32 +90,59 @@ def test_it_is_in_the_documents_in_the_example_file_and_in_what_a_node_is_told()
 
 # --- one name for one thing -----------------------------------------------------------------------
 
-#: What a `LocalCluster` has beside settings of its nodes, and what it says in other words.
-OWN = {"saving", "servers_per_gpu", "timeout", "directory"}
+#: The groups of options of a `LocalCluster`, by its own.
+GROUPS: dict[str, type[Settings]] = {
+    "servers": zmqps.Servers, "saving": zmqps.Saving, "limits": zmqps.Limits, "watching": zmqps.Watching
+}  # fmt: skip
+#: What it has besides settings of its nodes.
+OWN = {"security", "timeout", "directory"}
+#: Settings of a cluster that have no use on one host, or end it before its `with` statement.
+ELSEWHERE = {
+    *("address", "advertise", "interface", "insecure", "name"),
+    *("journal", "patience", "once", "restart_servers"),
+}
 
 
-def test_options_of_a_local_cluster_have_the_names_and_defaults_of_the_flags() -> None:
+def of_a_local_cluster() -> list[str]:
+    """Return the options of a `LocalCluster`, each a group or one."""
+    return list(inspect.signature(zmqps.LocalCluster).parameters)
+
+
+def test_a_local_cluster_has_each_setting_of_a_cluster_under_its_name() -> None:
+    """So one that is added to a group is an option of it, and another has to be an option of it or listed."""
+    grouped = [option for struct in GROUPS.values() for option in options(struct)]
+    here = {*of_a_local_cluster()} - OWN - {*GROUPS} | {"servers"}
+    here |= {option.name for option in grouped} | {one.name for one in fields(zmqps.Security)} - {"token"}
     settings = {option.name: option.default for option in options(ClusterSettings)}
-    settings |= {option.name: option.default for option in options(UpSettings) if option.name in OWN - {"directory"}}
-    for name, parameter in list(inspect.signature(zmqps.LocalCluster.__init__).parameters.items())[1:]:
-        if name in OWN:
-            continue
-        assert name in settings
-        assert parameter.default == settings[name], name
+    assert here == settings.keys() - ELSEWHERE
+    for option in grouped:
+        assert option.default == settings[option.name], option.name
+    for name, parameter in inspect.signature(zmqps.LocalCluster).parameters.items():
+        assert name in {*OWN, *GROUPS} - {"servers"} or parameter.default == settings[name], name
+
+
+def test_what_is_said_of_the_servers_of_a_cluster_reaches_each_of_them() -> None:
+    assert {option.name for option in options(zmqps.Servers)} - {"servers_per_gpu"} <= {
+        option.name for option in options(ServerSettings)
+    }
+
+
+@for_each("call", [zmqps.LocalCluster, zmqps.run, zmqps.ray.start])
+def test_a_call_that_starts_a_cluster_has_ten_options_at_most(call: Any) -> None:
+    assert len(inspect.signature(call).parameters) <= 10
 
 
 def test_how_jobs_are_saved_has_the_names_of_the_flags() -> None:
-    for option in options(Saving):
+    for option in options(zmqps.Saving):
         field = option.path[-1]
-        assert option.name == (field if field.startswith("restore") else f"checkpoint_{field}")
+        assert option.name == (field if field.startswith(("checkpoint", "restore")) else f"checkpoint_{field}")
 
 
-def test_the_docstrings_of_local_cluster_and_saving_explain_each_option() -> None:
-    for cls, names in ((zmqps.LocalCluster, inspect.signature(zmqps.LocalCluster.__init__).parameters),
-                       (Saving, [one.name for one in fields(Saving)])):  # fmt: skip
-        lines = (inspect.getdoc(cls) or "").splitlines()
-        said = {name.strip() for line in lines if " : " in line for name in line.partition(" : ")[0].split(",")}
-        assert {*names} - {"self"} <= said
+@for_each("cls", [zmqps.LocalCluster, *GROUPS.values()])
+def test_the_docstring_explains_each_option(cls: Any) -> None:
+    lines = (inspect.getdoc(cls) or "").splitlines()
+    said = {name.strip() for line in lines if " : " in line for name in line.partition(" : ")[0].split(",")}
+    assert {*inspect.signature(cls).parameters} <= said
 
 
 @for_each("struct", [CoordinatorSettings, ServerSettings, UpSettings, RunSettings, LaunchSettings])

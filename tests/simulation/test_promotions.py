@@ -52,7 +52,7 @@ class SecondLoss:
 def run(mode: str, number: int) -> SecondLoss:
     """Run with a second loss at a message of this number."""
     training = TRAININGS[mode]()
-    options = CoordinatorOptions(servers=3, workers=3, slice_nbytes=training.slice_nbytes)
+    options = CoordinatorOptions(servers=3, workers=3, slice_size=training.slice_nbytes)
     simulation = Simulation(
         1, 3, 3, Faults(delay=0.003), training, options=replicated(options, 1), supervised=True, calm_s=12.0
     )

@@ -44,7 +44,7 @@ class Row(NamedTuple):
 
 def measure(size: Size, seed: int, faults: Faults | None = None, *, validate: bool = True) -> Report:
     """Run a cluster of this size once; without faults no node is started again."""
-    options = CoordinatorOptions(servers=size.servers, workers=size.workers, once=True, slice_nbytes=size.slice_nbytes)
+    options = CoordinatorOptions(servers=size.servers, workers=size.workers, once=True, slice_size=size.slice_nbytes)
     simulation = Simulation(
         seed, size.servers, size.workers, faults or Faults(), _training(size, restart=faults is not None),
         options=options, validate=validate, supervised=True,

@@ -142,7 +142,7 @@ def _short(
         servers=servers,
         workers=workers // jobs,
         once=jobs == 1 and not (faults.server_crash or replicas),  # else it ends with a server
-        slice_nbytes=training.slice_nbytes,
+        slice_size=training.slice_nbytes,
         patience=PATIENCE_S if journaled else 0.0,
     )
     return replicated(plain, replicas)

@@ -64,7 +64,7 @@ def together(
 ) -> list[torch.nn.Module]:
     """Return the models of workers that have trained with equal parts of each batch, by rank."""
     options = {"mode": "sync", "timeout": PATIENCE, **options}
-    with InProcessCluster(servers=servers, slice_nbytes=4096, workers=workers) as cluster:
+    with InProcessCluster(servers=servers, slice_size=4096, workers=workers) as cluster:
 
         def work(number: int) -> tuple[int, torch.nn.Module]:
             with zmqps.connect(cluster.address, timeout=PATIENCE) as worker:

@@ -162,7 +162,7 @@ def test_copies_of_a_model_that_is_trained(options: dict[str, Any]) -> None:
     for each in data:
         plain_loop(expected, optimizer, [each])
         theirs.update_parameters(expected)
-    with InProcessCluster(servers=2, slice_nbytes=4096) as cluster, zmqps.connect(cluster.address) as worker:
+    with InProcessCluster(servers=2, slice_size=4096) as cluster, zmqps.connect(cluster.address) as worker:
         model = mlp()
         optimizer = zmqps.torch.Optimizer(model, worker, sgd(model), timeout=PATIENCE, **options)
         ours = averaged(model)

@@ -480,7 +480,9 @@ def test_the_whole_state_is_in_the_format_of_pytorch(tmp_path: Path) -> None:
     data = batches(STEPS)
     expected = alone(mlp, adamw_of_two, data)
     with (
-        zmqps.LocalCluster(servers=2, workers=1, kernels="numpy", checkpoint=tmp_path) as cluster,
+        zmqps.LocalCluster(
+            zmqps.Servers(2, kernels="numpy"), workers=1, saving=zmqps.Saving(checkpoint=tmp_path)
+        ) as cluster,
         zmqps.connect(cluster.address, timeout=PATIENCE) as worker,
     ):
         model = mlp()

@@ -24,6 +24,12 @@ from tests.torch.models import BATCH, alone, batches, check_same, mlp, together 
 STEPS = 12
 
 
+def cluster(path: Path, restore: Path | None = None) -> zmqps.LocalCluster:
+    return zmqps.LocalCluster(
+        zmqps.Servers(2, kernels="numpy"), workers=1, saving=zmqps.Saving(checkpoint=path, restore=restore)
+    )
+
+
 def adamw(model: Any) -> Any:
     return torch.optim.AdamW(model.parameters(), lr=0.01)
 
@@ -69,7 +75,7 @@ def test_lightning_trains_as_it_does_alone(tmp_path: Path) -> None:
         return module
 
     expected = fit(Module(), data).net
-    with InProcessCluster(servers=2, slice_nbytes=4096) as cluster, zmqps.connect(cluster.address) as worker:
+    with InProcessCluster(servers=2, slice_size=4096) as cluster, zmqps.connect(cluster.address) as worker:
         check_same(fit(Module(worker), data).net, expected)
         assert worker.statistics().clock == 3 * STEPS // 2
 
@@ -167,7 +173,7 @@ def test_lightning_schedules_clips_and_accumulates_as_it_does_alone(
     data = batches(STEPS)
     expected = kind(interval=interval)
     _lightning_fit(expected, data, tmp_path, **given)
-    with InProcessCluster(servers=2, slice_nbytes=4096) as cluster, zmqps.connect(cluster.address) as worker:
+    with InProcessCluster(servers=2, slice_size=4096) as cluster, zmqps.connect(cluster.address) as worker:
         ours = kind(worker, interval)
         _lightning_fit(ours, data, tmp_path, **given)
         check_same(ours.net, expected.net)
@@ -179,11 +185,10 @@ def test_lightning_resumes_with_the_moments_of_a_restored_cluster(tmp_path: Path
     expected = module()
     _lightning_fit(expected, data, tmp_path, max_epochs=4)
     path = str(tmp_path / "saved.ckpt")
-    options = {"servers": 2, "workers": 1, "kernels": "numpy", "checkpoint": tmp_path / "ps"}
-    with zmqps.LocalCluster(**options) as first, zmqps.connect(first.address, timeout=PATIENCE) as worker:
+    with cluster(tmp_path / "ps") as first, zmqps.connect(first.address, timeout=PATIENCE) as worker:
         _lightning_fit(module(worker), data, tmp_path, max_epochs=2).save_checkpoint(path)
     with (
-        zmqps.LocalCluster(**options, restore=tmp_path / "ps") as second,
+        cluster(tmp_path / "ps", restore=tmp_path / "ps") as second,
         zmqps.connect(second.address, timeout=PATIENCE) as worker,
     ):
         resumed = module(worker)
@@ -223,11 +228,10 @@ def test_accelerate_saves_and_loads_with_the_moments_of_a_restored_cluster(tmp_p
         return accelerator.unwrap_model(model)
 
     expected = train(None)
-    options = {"servers": 2, "workers": 1, "kernels": "numpy", "checkpoint": tmp_path / "ps"}
-    with zmqps.LocalCluster(**options) as first, zmqps.connect(first.address, timeout=PATIENCE) as worker:
+    with cluster(tmp_path / "ps") as first, zmqps.connect(first.address, timeout=PATIENCE) as worker:
         train(worker, save=True)
     with (
-        zmqps.LocalCluster(**options, restore=tmp_path / "ps") as second,
+        cluster(tmp_path / "ps", restore=tmp_path / "ps") as second,
         zmqps.connect(second.address, timeout=PATIENCE) as worker,
     ):
         check_same(train(worker, load=True), expected)
@@ -265,7 +269,7 @@ def _in_host(rank: int, port: int, address: str, path: str) -> None:
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="this PyTorch has no torch.distributed")
 def test_processes_of_a_host_average_by_ddp_and_one_of_them_talks_to_servers(tmp_path: Path) -> None:
     expected = alone(mlp, adamw, batches(STEPS))
-    with InProcessCluster(servers=2, slice_nbytes=4096) as cluster:
+    with InProcessCluster(servers=2, slice_size=4096) as cluster:
         arguments = (_free_port(), cluster.address, str(tmp_path))
         context = torch.multiprocessing.get_context("spawn")
         processes = [context.Process(target=_in_host, args=(rank, *arguments)) for rank in range(2)]

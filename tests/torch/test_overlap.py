@@ -24,7 +24,7 @@ def sgd(model: Any) -> Any:
 def test_gradients_leave_while_backward_still_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(zmqps.torch.overlap, "BUCKET_NBYTES", 1)
     data = batches(6)
-    with InProcessCluster(servers=2, slice_nbytes=4096) as cluster, zmqps.connect(cluster.address) as worker:
+    with InProcessCluster(servers=2, slice_size=4096) as cluster, zmqps.connect(cluster.address) as worker:
         model, pushed = mlp(), list[list[str]]()
         optimizer = zmqps.torch.Optimizer(model, worker, sgd(model), overlap=True, timeout=PATIENCE)
         original = worker.push_async

@@ -178,7 +178,7 @@ CASES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_it_trains_as_it_does_alone(case: str, make: Any, tmp_path: Path) -> None:
     expected = fit(tmp_path, make, **CASES[case])
-    with InProcessCluster(servers=2, slice_nbytes=4096) as cluster, zmqps.connect(cluster.address) as worker:
+    with InProcessCluster(servers=2, slice_size=4096) as cluster, zmqps.connect(cluster.address) as worker:
         check_equal(fit(tmp_path, make, worker, **CASES[case]), expected)
         assert worker.statistics().clock == STEPS
 
@@ -186,8 +186,11 @@ def test_it_trains_as_it_does_alone(case: str, make: Any, tmp_path: Path) -> Non
 SAVED = {"save_strategy": "steps", "save_steps": 5, "gradient_accumulation_steps": 2, "lr_scheduler_type": "cosine"}
 
 
-def cluster(path: Path, workers: int = 1, **options: Any) -> zmqps.LocalCluster:
-    return zmqps.LocalCluster(servers=2, workers=workers, kernels="numpy", slice_size=4096, checkpoint=path, **options)
+def cluster(path: Path, workers: int = 1, restore: Path | None = None) -> zmqps.LocalCluster:
+    return zmqps.LocalCluster(
+        zmqps.Servers(2, kernels="numpy"), workers, saving=zmqps.Saving(checkpoint=path, restore=restore),
+        limits=zmqps.Limits(slice_size=4096),
+    )  # fmt: skip
 
 
 def test_training_that_is_resumed_equals_training_that_was_not_interrupted(tmp_path: Path) -> None:

@@ -138,9 +138,9 @@ def test_a_worker_that_becomes_the_chief_says_what_its_groups_hold() -> None:
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_a_restored_job_is_trained_with_what_the_groups_hold(mode: str, tmp_path: Path) -> None:
     for life, rate in enumerate((0.01, 1.0)):
-        more = {"restore": tmp_path} if life else {}
+        saving = zmqps.Saving(checkpoint=tmp_path, restore=tmp_path if life else None)
         with (
-            zmqps.LocalCluster(workers=1, kernels="numpy", checkpoint=tmp_path, **more) as cluster,
+            zmqps.LocalCluster(zmqps.Servers(kernels="numpy"), workers=1, saving=saving) as cluster,
             zmqps.connect(cluster.address, timeout=PATIENCE) as worker,
         ):
             model = Falling()

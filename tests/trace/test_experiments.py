@@ -63,7 +63,9 @@ def traced(address: str, steps: int = 8) -> tuple[Trace, Bound]:
 
 
 def test_a_worker_that_thinks_long_is_named_as_the_straggler(tmp_path: Path) -> None:
-    with zmqps.LocalCluster(workers=3, kernels="numpy", heartbeat_timeout=60.0) as cluster:
+    with zmqps.LocalCluster(
+        zmqps.Servers(kernels="numpy"), workers=3, limits=zmqps.Limits(heartbeat_timeout=60.0)
+    ) as cluster:
         with workers(cluster.address, 1000, [0.0, 0.2, 0.0], zmqps.optim.sgd(0.1), "auto", "sync") as ranks:
             trace, found = traced(cluster.address)
     assert (found.kind, found.worker) == ("straggler", f"worker {ranks[1]}"), found.text
@@ -73,7 +75,7 @@ def test_a_worker_that_thinks_long_is_named_as_the_straggler(tmp_path: Path) -> 
 
 
 def test_a_script_that_thinks_long_is_bound_by_compute() -> None:
-    with zmqps.LocalCluster(kernels="numpy", heartbeat_timeout=60.0) as cluster:
+    with zmqps.LocalCluster(zmqps.Servers(kernels="numpy"), limits=zmqps.Limits(heartbeat_timeout=60.0)) as cluster:
         with workers(cluster.address, 1000, [0.2], zmqps.optim.sgd(0.1), "auto", "async"):
             _, found = traced(cluster.address, steps=20)  # a mean, in which a second of the machine's own is little
     assert found.kind == "compute", found.text
@@ -82,7 +84,10 @@ def test_a_script_that_thinks_long_is_bound_by_compute() -> None:
 
 
 def test_a_slow_wire_is_named_with_its_speed(monkeypatch: pytest.MonkeyPatch) -> None:
-    with zmqps.LocalCluster(kernels="numpy", heartbeat_timeout=60.0) as cluster, slowed(monkeypatch, 10e6):
+    with (
+        zmqps.LocalCluster(zmqps.Servers(kernels="numpy"), limits=zmqps.Limits(heartbeat_timeout=60.0)) as cluster,
+        slowed(monkeypatch, 10e6),
+    ):
         with workers(cluster.address, 250_000, [0.0], zmqps.optim.sgd(0.1), "tcp", "async"):
             _, found = traced(cluster.address)
     assert found.kind == "wire", found.text
@@ -91,7 +96,7 @@ def test_a_slow_wire_is_named_with_its_speed(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_an_update_that_takes_long_is_named() -> None:
-    with zmqps.LocalCluster(kernels="numpy", heartbeat_timeout=60.0) as cluster:
+    with zmqps.LocalCluster(zmqps.Servers(kernels="numpy"), limits=zmqps.Limits(heartbeat_timeout=60.0)) as cluster:
         with workers(cluster.address, 4_000_000, [0.0], zmqps.optim.adam(1e-3), "auto", "async"):
             _, found = traced(cluster.address, steps=40)  # a second of the machine's own is not the most of it
     assert found.kind == "apply", found.text

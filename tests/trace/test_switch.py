@@ -48,7 +48,7 @@ def training(cluster: zmqps.LocalCluster, mode: str = "async") -> Iterator[zmqps
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[zmqps.LocalCluster]:
-    with zmqps.LocalCluster(servers=2, kernels="numpy", heartbeat_timeout=60.0) as found:
+    with zmqps.LocalCluster(zmqps.Servers(2, kernels="numpy"), limits=zmqps.Limits(heartbeat_timeout=60.0)) as found:
         yield found
 
 
@@ -128,7 +128,7 @@ def test_only_who_may_end_jobs_may_trace_and_only_what_is_there(
 ) -> None:
     with pytest.raises(JobError, match="no job 'other'"):
         begin(cluster.address, job="other")
-    with zmqps.LocalCluster(kernels="numpy", heartbeat_timeout=60.0) as another:
+    with zmqps.LocalCluster(zmqps.Servers(kernels="numpy"), limits=zmqps.Limits(heartbeat_timeout=60.0)) as another:
         with pytest.raises(JobError, match="no trace"):
             fetch(another.address)
         monkeypatch.setattr("zmqps.nodes.tracing.find_end_key", lambda address: b"")

@@ -120,8 +120,8 @@ def test_a_running_cluster_fills_every_line_of_the_catalogue(tmp_path: Path) -> 
     with ExitStack() as stack:
         cluster = stack.enter_context(
             zmqps.LocalCluster(
-                servers=2, replicas=1, checkpoint=tmp_path / "saved", page="0", kernels="numpy",
-                heartbeat_interval=0.2, directory=tmp_path,
+                zmqps.Servers(2, kernels="numpy"), replicas=1, saving=zmqps.Saving(checkpoint=tmp_path / "saved"),
+                watching=zmqps.Watching(page="0"), limits=zmqps.Limits(heartbeat_interval=0.2), directory=tmp_path,
             )
         )  # fmt: skip
         options: dict[str, Any] = {"optimizer": zmqps.optim.adam(0.1), "mode": "sync", "push_codec": "int8"}

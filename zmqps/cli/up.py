@@ -71,8 +71,9 @@ def _supervise(
     from zmqps.launch.config import ClusterConfig
     from zmqps.net import loops
 
-    gpus = visible_gpus() if told.servers_per_gpu or told.pin_workers else ()
-    devices = spread(told.cluster.server.device, told.servers_per_gpu, gpus) or ()
+    server = told.cluster.server
+    gpus = visible_gpus() if server.servers_per_gpu or told.pin_workers else ()
+    devices = spread(server.device, server.servers_per_gpu, gpus) or ()
     if told.pin_workers:
         pin(gpus, 0)  # a missing GPU is reported before anything is started
     cluster = ClusterConfig.taken_from(

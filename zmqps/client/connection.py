@@ -18,7 +18,6 @@ from typing import Any, cast
 
 from zmqps import checks
 from zmqps.client.beside import in_two_threads
-from zmqps.client.groups import Security
 from zmqps.client.lives import Life, find_life
 from zmqps.client.scraped import scraped
 from zmqps.client.tensors import are_finite, warm_up
@@ -34,6 +33,7 @@ from zmqps.core.worker.statistics import Statistics
 from zmqps.errors import ClosedError, DeadlineError
 from zmqps.gpu.handover import Handover
 from zmqps.keys.keyring import Keys, find_keys
+from zmqps.keys.security import Security
 from zmqps.logs.handler import under_a_supervisor
 from zmqps.logs.uncaught import show_briefly
 from zmqps.net.identity import new_identity, read_job_secret

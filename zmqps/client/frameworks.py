@@ -9,7 +9,8 @@ from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
-from zmqps.client.groups import Steps, group_of
+from zmqps import checks
+from zmqps.client.groups import Steps
 from zmqps.client.requests import Params
 from zmqps.errors import ConfigurationError
 
@@ -72,7 +73,7 @@ def over_workers(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return options of `zmqps.Worker.init` with the mean of a framework: over all workers, where there are steps."""
     if options.get("mode", "sync") != "sync":
         return dict(options)
-    steps = group_of("steps", options.get("steps"), Steps)
+    steps = checks.group("steps", options.get("steps"), Steps)
     return {**options, "steps": steps if steps.mean is not None else replace(steps, mean="workers")}
 
 

@@ -1,36 +1,12 @@
-"""Groups of options of `zmqps.connect` and `zmqps.Worker.init`: what is seldom said, under the name of its subject."""
+"""Groups of options of `zmqps.Worker.init`: what is seldom said, under the name of its subject."""
 
 from __future__ import annotations
 
-import os
-from dataclasses import dataclass, field
-from typing import TypeVar
+from dataclasses import dataclass
 
 from zmqps import checks
 from zmqps.core.treatments import Treatment
 from zmqps.errors import ConfigurationError
-
-T = TypeVar("T")
-
-
-@checks.options_of("Security")
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Security:
-    """The proof that a closed cluster asks this process for; an option of `zmqps.connect`.
-
-    Parameters
-    ----------
-    keys : path, optional
-        The directory with this worker's key, if the cluster has keys; by default as ``ZMQPS_KEYS`` says.
-    token : str, optional
-        The same in one string, as ``zmqps keys token`` prints it; by default ``ZMQPS_TOKEN``.
-    job_secret : path, optional
-        The file with the secret of a cluster that was started with one; by default as ``ZMQPS_JOB_SECRET`` says.
-    """
-
-    keys: str | os.PathLike[str] | None = None
-    token: str | None = field(default=None, repr=False)
-    job_secret: str | os.PathLike[str] | None = None
 
 
 @checks.options_of("Steps")
@@ -91,22 +67,3 @@ class Gradients:
             raise ConfigurationError(
                 f"treatment comes from zmqps.stale, as drop(bound=8); got {checks.shown(self.treatment)}"
             )
-
-
-def group_of(name: str, value: T | None, kind: type[T]) -> T:
-    """Return a group of options, or one with the defaults.
-
-    Raises
-    ------
-    ConfigurationError
-        It is something else.
-    """
-    if value is None:
-        return kind()
-    if not isinstance(value, kind):
-        option = next(iter(kind.__dataclass_fields__))  # type: ignore[attr-defined]
-        raise ConfigurationError(
-            f"{name} comes from zmqps.{kind.__name__}, as {name}=zmqps.{kind.__name__}({option}=…); "
-            f"got {checks.shown(value)}"
-        )
-    return value

@@ -9,7 +9,6 @@ import shutil
 import tempfile
 import threading
 import weakref
-from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
@@ -21,6 +20,7 @@ from zmqps.files import make_directory
 from zmqps.folder import Folder
 from zmqps.gpu.pinning import spread, visible_gpus
 from zmqps.keys import find_keys
+from zmqps.keys.security import Security
 from zmqps.launch.config import ClusterConfig
 from zmqps.launch.nodes import Nodes
 from zmqps.launch.processes import Process, launched_for, node_command, node_environment
@@ -29,14 +29,15 @@ from zmqps.nodes.coordinator import CoordinatorConfig
 from zmqps.nodes.inquiry import ask_status, run_blocking, scale_servers
 from zmqps.nodes.server import ServerConfig
 from zmqps.settings.cluster import UpSettings
+from zmqps.settings.coordinator import Limits, Watching
 from zmqps.settings.node import NodeSettings
-from zmqps.settings.saving import CheckpointSettings, Saving
-from zmqps.settings.server import ServerSettings
+from zmqps.settings.saving import Saving
+from zmqps.settings.server import Servers
 
 T = TypeVar("T")
 
 START_TIMEOUT = UpSettings().timeout
-DEFAULTS, SAVING = ClusterConfig(), Saving()
+DEFAULTS = ClusterConfig()
 
 log = logging.getLogger("zmqps.cluster")
 
@@ -141,7 +142,7 @@ class _Cluster:
     def stop(self) -> None:
         """End all processes and wait for it; connected workers get `ShutdownError`.
 
-        That takes a few seconds at most, and where jobs are saved (``checkpoint``) as long as that does. An error
+        That takes a few seconds at most, and where jobs are saved (`Saving`) as long as that does. An error
         is logged, with the coordinator's last words, where a job could not be saved.
 
         Raises
@@ -255,61 +256,27 @@ class LocalCluster(_Cluster):
 
     Parameters
     ----------
-    servers : int
-        How many servers.
+    servers : int or Servers
+        How many servers, or a `Servers`, which also says what they compute with.
     workers : int, optional
         How many workers a job expects unless `init` says so; by default any number.
-    heartbeat_interval, heartbeat_timeout : float
-        Seconds between signs of life, and of silence after which a node is lost.
-    lease : float
-        Seconds to keep a job whose workers have all left, so that they can come back; 0: until it is ended.
-    idle_timeout : float
-        Seconds without a worker or observer of any job after which the cluster ends; 0: never.
-    memory : int or str, optional
-        The most that the shards of all jobs may take on a server, in bytes or such as ``"8GB"``; by default what is
-        free on this host.
     replicas : int
         Copies of each shard on other servers, up to 2, which take over when one is lost.
-    checkpoint : path, optional
-        Where jobs are saved, of this cluster alone while it lives; by default nowhere.
-    restore : path, optional
-        A checkpoint, or a directory whose latest good one is taken, from which the saved job continues.
     saving : Saving, optional
-        How jobs are saved and restored: how often, how many checkpoints are kept, what is restored.
-    fallback_timeout : float
-        If every copy of a shard is lost, seconds to wait for a server before the job goes back to its last
-        checkpoint; 0: such a job fails.
-    job_secret : path, optional
-        File with a shared secret (16 bytes or more) required to join or end a job; then give it to
-        `zmqps.connect`, too. By default there is none.
-    keys : path, optional
-        The directory with the cluster's keys (``zmqps keys create``), which `zmqps.connect` then needs, too. By default
-        nothing is encrypted: only this host can reach the cluster.
-    io_threads : int
-        How many threads of each server read and write sockets, and encrypt where there are keys.
-    slice_size : int or str
-        Bytes of parameters that one message carries, such as ``"1MiB"``.
-    kernels : {"numba", "numpy"}
-        What the servers compute with.
-    apply_threads : int
-        How many threads update one slice on each server; docs/operations.md says when more than one pays.
-    device : str
-        Where the servers hold and update their shards: ``cpu``, ``cuda``, ``cuda:1``, or ``auto``, a GPU if one works.
-    servers_per_gpu : int, optional
-        Number of servers on each GPU of this host, in place of `servers` and `device`; with ``device="auto"`` as
-        many on the processor if there is no GPU.
-    timeout : float
-        Seconds to wait for the start.
+        Where jobs are saved, how often, and what they begin from; by default nothing is saved.
+    limits : Limits, optional
+        When nodes count as lost, how long jobs are kept, and how large messages are.
+    watching : Watching, optional
+        The page of the cluster, and where values that scripts log are written; by default, none and nowhere.
+    security : Security, optional
+        The keys of the cluster, or the secret of its jobs; then give them to `zmqps.connect`, too. By default there are
+        none, and nothing is encrypted: only this host can reach the cluster.
     directory : path, optional
         Where the nodes' logs go, and stay; by default a temporary directory.
     log_level : {"info", "debug", "warning", "error"}
         What they log.
-    values : sequence of str
-        Where what scripts log is written (`Worker.log`): ``jsonl:FILE``, ``tensorboard:DIR``, ``mlflow:URI``,
-        ``wandb:PROJECT``, or what ``MODULE:FACTORY`` returns.
-    page : str
-        Where browsers find the cluster's page and Prometheus its metrics (docs/watching.md): ``HOST:PORT``, or a port
-        of this host, 0 for a free one, which the coordinator's log tells; by default nowhere.
+    timeout : float
+        Seconds to wait for the start.
 
     Examples
     --------
@@ -321,49 +288,29 @@ class LocalCluster(_Cluster):
     @checks.options()
     def __init__(
         self,
-        servers: int = DEFAULTS.servers,
+        servers: int | Servers = DEFAULTS.servers,
         workers: int | None = DEFAULTS.workers,
         *,
-        heartbeat_interval: float = DEFAULTS.heartbeat_interval,
-        heartbeat_timeout: float = DEFAULTS.heartbeat_timeout,
-        lease: float = DEFAULTS.lease,
-        idle_timeout: float = DEFAULTS.idle_timeout,
-        memory: int | str | None = DEFAULTS.server.memory,
         replicas: int = DEFAULTS.replicas,
-        checkpoint: str | Path | None = None,
-        restore: str | Path | None = None,
-        saving: Saving = SAVING,
-        fallback_timeout: float = DEFAULTS.fallback_timeout,
-        job_secret: str | Path | None = None,
-        keys: str | Path | None = None,
-        io_threads: int = DEFAULTS.server.io_threads,
-        slice_size: int | str = DEFAULTS.slice_size,
-        kernels: str = DEFAULTS.server.kernels,
-        apply_threads: int = DEFAULTS.server.apply_threads,
-        device: str = DEFAULTS.server.device,
-        servers_per_gpu: int | None = None,
-        timeout: float = START_TIMEOUT,
+        saving: Saving | None = None,
+        limits: Limits | None = None,
+        watching: Watching | None = None,
+        security: Security | None = None,
         directory: str | Path | None = None,
         log_level: str = DEFAULTS.log_level,
-        values: Sequence[str] = DEFAULTS.values,
-        page: str = DEFAULTS.page,
+        timeout: float = START_TIMEOUT,
     ) -> None:
-        devices = spread(device, servers_per_gpu, () if servers_per_gpu is None else visible_gpus()) or ()
-        if not isinstance(saving, Saving):
-            checks.refuse("saving", 'a zmqps.Saving, such as Saving(every="5min")', saving)
-        told: dict[str, Any] = {  # each struct checks what it gets
-            "servers": len(devices) or servers, "workers": workers, "replicas": replicas,
-            "heartbeat_interval": heartbeat_interval, "heartbeat_timeout": heartbeat_timeout, "lease": lease,
-            "idle_timeout": idle_timeout, "fallback_timeout": fallback_timeout, "slice_size": slice_size,
-            "job_secret": job_secret, "keys": keys, "log_level": log_level, "values": values, "page": page,
+        server = servers if isinstance(servers, Servers) else Servers(servers)
+        gpus = () if server.servers_per_gpu is None else visible_gpus()
+        devices = spread(server.device, server.servers_per_gpu, gpus) or ()
+        shown = checks.group("security", security, Security).of_cluster()
+        told: dict[str, Any] = {  # the struct checks what it gets
+            "workers": workers, "replicas": replicas, "log_level": log_level, "keys": shown.keys,
+            "job_secret": shown.job_secret, "saving": checks.group("saving", saving, Saving),
         }  # fmt: skip
-        of_servers: dict[str, Any] = {
-            "kernels": kernels, "apply_threads": apply_threads, "device": device, "memory": memory,
-            "io_threads": io_threads,
-        }  # fmt: skip
-        config = ClusterConfig(
-            address="tcp://127.0.0.1:0", devices=devices, server=ServerSettings(**of_servers), **told,
-            checkpoints=CheckpointSettings.taken_from(saving, checkpoint=checkpoint, restore=restore),
+        config = ClusterConfig.taken_from(
+            checks.group("limits", limits, Limits), checks.group("watching", watching, Watching), **told,
+            address="tcp://127.0.0.1:0", servers=len(devices) or server.number, devices=devices, server=server,
         )  # fmt: skip
         CoordinatorConfig.taken_from(config)  # which raises what a process would be refused for
         ServerConfig.taken_from(config.for_server(0, "tcp://127.0.0.1:1"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from zmqps.core.coordinator.members.cluster_end import GOODBYE_S
 from zmqps.core.coordinator.saving.making import WAITS_S
@@ -36,7 +36,7 @@ class ClusterConfig(ClusterSettings):
 
     def for_server(self, index: int, coordinator: str, *, bind: str = "", name: str = "") -> ServerSettings:
         """Return the settings of a server, which by default listens on the same addresses as the coordinator."""
-        return replace(
+        return ServerSettings.taken_from(
             self.server, coordinator=coordinator, address=bind or self._server_address(coordinator), index=index,
             name=name or f"server-{index}", interface=self.interface, insecure=self.insecure, keys=self.keys,
             job_secret=self.job_secret, log_level=self.log_level,
@@ -46,13 +46,13 @@ class ClusterConfig(ClusterSettings):
     @property
     def outlives_servers(self) -> bool:
         """Whether jobs continue when a server is lost: from copies of its shards, or from a checkpoint."""
-        saved = self.checkpoints.checkpoint is not None or self.checkpoints.restore is not None
+        saved = self.saving.checkpoint is not None or self.saving.restore is not None
         return bool(self.replicas) or (saved and self.fallback_timeout > 0)
 
     @property
     def goodbye_s(self) -> float:
         """How long the coordinator may take to end when asked to: its jobs are saved first, and it says goodbye."""
-        return GRACE_S + (WAITS_S if self.checkpoints.saves_at_end else 0.0)
+        return GRACE_S + (WAITS_S if self.saving.saves_at_end else 0.0)
 
     def restarts_of_server(
         self, well: Container[int] = (exits.OK,), possible: Callable[[], bool] = lambda: True

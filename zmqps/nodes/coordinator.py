@@ -87,15 +87,12 @@ class CoordinatorConfig(CoordinatorSettings):
     @property
     def options(self) -> CoordinatorOptions:
         """The options of the machine."""
-        saved = self.checkpoints
+        saved = self.saving
         seconds, steps = cadence("checkpoint_every", saved.every)
-        patience = self.patience if self.journal is not None else 0.0  # without a journal none comes back
-        return CoordinatorOptions(
-            servers=self.servers, workers=self.workers, heartbeat_interval=self.heartbeat_interval,
-            heartbeat_timeout=self.heartbeat_timeout, lease=self.lease, idle_timeout=self.idle_timeout, once=self.once,
-            slice_nbytes=self.slice_size, replicas=self.replicas, fallback_timeout=self.fallback_timeout,
-            patience=patience, checkpoint_seconds=seconds, checkpoint_steps=steps,
-            checkpoint_full_every=saved.full_every, checkpoint_at_end=saved.saves_at_end,
+        return CoordinatorOptions.taken_from(
+            self, patience=self.patience if self.journal is not None else 0.0,  # without a journal none comes back
+            checkpoint_seconds=seconds, checkpoint_steps=steps, checkpoint_full_every=saved.full_every,
+            checkpoint_at_end=saved.saves_at_end,
         )  # fmt: skip
 
 
@@ -112,7 +109,7 @@ async def coordinate(config: CoordinatorConfig, parent_fd: int | None = None) ->
         It cannot resume from its journal.
     """
     log = logging.getLogger("zmqps.coordinator")
-    one = restored(config.checkpoints)
+    one = restored(config.saving)
     if one is not None:
         by = f", of {one.manifest.owner}" if one.manifest.owner else ""
         log.info("jobs begin from the checkpoint %s, of version %d%s", one.path, one.version, by)
@@ -133,7 +130,7 @@ async def coordinate(config: CoordinatorConfig, parent_fd: int | None = None) ->
             if journal is not None:
                 identity = resumed(journal, known, identity, config.options)
             store = _store(config, identity, one)
-            if store is not None and config.checkpoints.checkpoint is not None:
+            if store is not None and config.saving.checkpoint is not None:
                 stack.enter_context(store.claim)
         except BaseException:
             transport.close(0)
@@ -146,7 +143,7 @@ async def coordinate(config: CoordinatorConfig, parent_fd: int | None = None) ->
             if config.own_servers and not secret and keys is None and kept(endpoint, end_key):
                 identity = replace(identity, server_key=end_key)
             state = None if journal is None else {key: data for key, data in known.items() if key != IDENTITY}
-            begins_from = resumptions(config.checkpoints, one)
+            begins_from = resumptions(config.saving, one)
             machine = CoordinatorMachine(identity, config.options, store, begins_from, state)
             driver = _driver(machine, transport, identity, journal, feeds)
             source.measure = lambda: measured(machine, driver.facts(), loop.time())
@@ -167,7 +164,7 @@ async def coordinate(config: CoordinatorConfig, parent_fd: int | None = None) ->
 
 def _transport(config: CoordinatorConfig, keys: Keys | None) -> ZmqTransport:
     """Return what carries messages: large ones, too, where servers send their checkpoints here."""
-    relays = config.checkpoints.via == "coordinator"
+    relays = config.saving.via == "coordinator"
     transport = ZmqTransport(arrays=relays, keys=keys)
     if relays:
         transport.largest_nbytes = lambda: 2 * CHUNK_NBYTES  # a stretch of a file, with its header
@@ -205,7 +202,7 @@ def _page(
 
 
 def _store(config: CoordinatorConfig, identity: Identity, one: Checkpoint | None) -> CheckpointStore | None:
-    saved = config.checkpoints
+    saved = config.saving
     place = saved.checkpoint or (saved.restore if saved.via == "coordinator" else None)
     if place is None:
         return None

@@ -8,10 +8,10 @@ from zmqps.core.coordinator.placement.resumption import Resumption
 from zmqps.core.protocol.terms import MOST_NUMBERS, are_sets
 from zmqps.nodes.checkpoints import scheme_of
 from zmqps.nodes.relay import SCHEME
-from zmqps.settings.saving import CheckpointSettings
+from zmqps.settings.saving import Saving
 
 
-def restored(config: CheckpointSettings) -> Checkpoint | None:
+def restored(config: Saving) -> Checkpoint | None:
     """Return the checkpoint that jobs begin from, if they begin from one.
 
     Raises
@@ -45,7 +45,7 @@ def restored_from(path: str, one: Checkpoint) -> list[str]:
     return found
 
 
-def resumptions(config: CheckpointSettings, one: Checkpoint | None) -> dict[str, Resumption]:
+def resumptions(config: Saving, one: Checkpoint | None) -> dict[str, Resumption]:
     """Return what jobs begin from, by name, of the checkpoint that they begin from."""
     if one is None or config.restore is None:
         return {}

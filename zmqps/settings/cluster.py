@@ -9,17 +9,14 @@ from typing import Any
 from zmqps.settings.coordinator import CoordinatorSettings
 from zmqps.settings.fields import Settings, nested, setting
 from zmqps.settings.kinds import Choice, File, Seconds, Switch, Text, Whole
-from zmqps.settings.server import ServerSettings
-
-#: The settings that all servers of a cluster share, besides those that its coordinator has, too.
-OF_SERVERS = ("ports", "kernels", "apply_threads", "device", "memory", "io_threads")
+from zmqps.settings.server import Servers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSettings(CoordinatorSettings):
     """The settings of a cluster: those of its coordinator, and what its servers need besides them."""
 
-    server: ServerSettings = nested(ServerSettings, only=OF_SERVERS)
+    server: Servers = nested(Servers)
     restart_servers: int = setting(
         3, Whole(at_least=0),
         "How often to restart each failed server, where jobs survive its loss: --replicas, --checkpoint.",
@@ -59,10 +56,6 @@ class UpSettings(LauncherSettings):
             "workers": {"help": "How many workers a job expects; with COMMAND they are started."},
         },
     )  # fmt: skip
-    servers_per_gpu: int | None = setting(
-        None, Whole(1, 65535), "Number of servers on each GPU of this host, in place of --servers and --device.",
-        example=1, see="gpu.md#layouts",
-    )  # fmt: skip
     pin_workers: bool = setting(False, Switch(), "Show each worker one GPU, in turn (CUDA_VISIBLE_DEVICES).")
     timeout: float = _timeout(30.0, "Seconds to wait for the start.")
     detach: bool = setting(False, Switch(), "Return when the servers have joined.", short="d", shared=False)
@@ -84,7 +77,7 @@ class RunSettings(LauncherSettings):
         None, Whole(1, 65535), "How many tasks; by default as the scheduler says.", shared=False, example=4
     )
     cluster: ClusterSettings = nested(
-        ClusterSettings, without=("address", "advertise", "journal", "name", "patience", "workers"),
+        ClusterSettings, without=("address", "advertise", "journal", "name", "patience", "servers_per_gpu", "workers"),
         but={"interface": {"help": "The network interface by which this host's servers are reached."}},
     )  # fmt: skip
     workers_each: int = setting(1, Whole(1, 4096), "How many workers each task runs.")
@@ -116,7 +109,7 @@ class LaunchSettings(LauncherSettings):
     servers: int | None = setting(None, Whole(1, 65535), "How many servers.", shown="as the hosts say, or 1", example=2)
     cluster: ClusterSettings = nested(
         ClusterSettings,
-        without=("address", "advertise", "journal", "name", "page_token", "patience", "servers"),
+        without=("address", "advertise", "journal", "name", "page_token", "patience", "servers", "servers_per_gpu"),
         but={
             "workers": {"help": "How many workers; by default one for each slot."},
             "interface": {"help": "Default network interface for hosts that do not name one."},

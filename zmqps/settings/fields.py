@@ -67,13 +67,12 @@ class Nested:
     """Which options of another struct are options of this one, too."""
 
     struct: type[Settings]
-    only: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
     but: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def has(self, name: str) -> bool:
         """Whether an option of the other struct is one of this."""
-        return name not in self.without and (not self.only or name in self.only)
+        return name not in self.without
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +108,7 @@ def setting(default: Any, kind: Kind, help: str = "", **facts: Any) -> Any:
 def nested(struct: type[Settings], **facts: Any) -> Any:
     """Declare a field that holds the settings of another struct, whose options are options of this one.
 
-    ``only`` and ``without`` name those that are, or are not; ``but`` says of some what is said otherwise here.
+    ``without`` names those that are not; ``but`` says of some what is said otherwise here.
     """
     return field(default_factory=struct, metadata={NESTED: Nested(struct=struct, **facts)})
 
@@ -158,10 +157,11 @@ class Settings:
         return cls(**told)
 
     @classmethod
-    def taken_from(cls, other: Settings, **changes: Any) -> Self:
-        """Return settings with what another struct has of their fields, and with ``changes``."""
+    def taken_from(cls, *others: Settings, **changes: Any) -> Self:
+        """Return settings with what other structs have of their fields, and with ``changes``."""
         known = {one.name for one in _fields(cls)}
-        return cls(**{one.name: getattr(other, one.name) for one in _fields(other) if one.name in known} | changes)
+        told = {one.name: getattr(other, one.name) for other in others for one in _fields(other) if one.name in known}
+        return cls(**told | changes)
 
 
 def options(struct: type[Settings]) -> list[Option]:

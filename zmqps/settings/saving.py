@@ -1,4 +1,4 @@
-"""How the jobs of a cluster are saved and restored."""
+"""Where and how the jobs of a cluster are saved and restored."""
 
 from __future__ import annotations
 
@@ -18,10 +18,14 @@ MAX_FULL_EVERY = 50
 @checks.options_of("Saving")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saving(Settings):
-    """How the jobs of a `LocalCluster` are saved and restored.
+    """Where and how the jobs of a cluster are saved and restored; an option of `zmqps.LocalCluster`.
 
     Parameters
     ----------
+    checkpoint : path, optional
+        Where jobs are saved, used by this cluster alone while it runs; by default nowhere.
+    restore : path, optional
+        A checkpoint, or a directory whose latest good one is taken, from which the saved job continues.
     every : str
         Save jobs every ``5min``, ``90s``, ``2h`` or ``500steps``; by default when asked (`Worker.checkpoint`), and at
         their end.
@@ -40,6 +44,14 @@ class Saving(Settings):
         Name of a parameter in the job -> its name in the checkpoint, where they differ.
     """
 
+    checkpoint: str | None = setting(
+        None, Where(), "Directory for checkpoints, shared by all hosts, used by this cluster only; by default, none.",
+        metavar="DIR", example="/data/runs", see="checkpoints.md",
+    )  # fmt: skip
+    restore: str | None = setting(
+        None, Where(), "Resume the saved job from this checkpoint, or from the latest good one in a directory.",
+        metavar="PATH", example="/data/runs", see="durability.md#checkpoints",
+    )  # fmt: skip
     every: str = setting(
         "", Cadence(), "Also save jobs at this interval; by default, on request and at the end.",
         option="checkpoint_every", metavar="5min|500steps", example="5min", see="durability.md#checkpoints",
@@ -68,20 +80,6 @@ class Saving(Settings):
     restore_names: Mapping[str, str] = setting(
         {}, Names(), "A parameter with another name in the checkpoint. May be repeated.",
         metavar="NAME=NAME THERE", example='["w=weight"]',
-    )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointSettings(Saving):
-    """Where a cluster's jobs are saved, how, and what they begin from."""
-
-    checkpoint: str | None = setting(
-        None, Where(), "Directory for checkpoints, shared by all hosts, used by this cluster only; by default, none.",
-        metavar="DIR", example="/data/runs", see="checkpoints.md",
-    )  # fmt: skip
-    restore: str | None = setting(
-        None, Where(), "Resume the saved job from this checkpoint, or from the latest good one in a directory.",
-        metavar="PATH", example="/data/runs", see="durability.md#checkpoints",
     )  # fmt: skip
 
     def __post_init__(self) -> None:

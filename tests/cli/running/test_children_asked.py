@@ -14,7 +14,7 @@ from tests.tables import for_each
 from zmqps.cli.running.children import Asked
 from zmqps.core.protocol import exits
 from zmqps.launch.config import GRACE_S, ClusterConfig
-from zmqps.settings.saving import CheckpointSettings
+from zmqps.settings.saving import Saving
 
 
 class Log:
@@ -98,11 +98,9 @@ def test_a_signal_after_the_end_kills_unless_what_was_trained_is_being_saved(
         await send(signal.SIGINT)
         return code
 
-    checkpoints = (
-        CheckpointSettings(checkpoint=str(tmp_path_factory.mktemp("saves"))) if saves else CheckpointSettings()
-    )
+    checkpoints = Saving(checkpoint=str(tmp_path_factory.mktemp("saves"))) if saves else Saving()
     assert checkpoints.saves_at_end == saves
-    result, _, log = asked(work, ClusterConfig(checkpoints=checkpoints))
+    result, _, log = asked(work, ClusterConfig(saving=checkpoints))
     assert result == 7
     assert [text.partition(" is being")[0] for text in log.said] == said
 

@@ -47,8 +47,8 @@ ONE_TABLE = {"items": zmqps.table(2, optimizer=SGD)}
 @pytest.fixture(scope="module")
 def pair() -> Iterator[zmqps.LocalCluster]:
     """Two servers for all tests; the first message about rows makes a server compile, which it may take seconds for."""
-    options: dict[str, Any] = {"heartbeat_interval": 0.1, "heartbeat_timeout": stretch(6.0)}
-    with zmqps.LocalCluster(servers=2, kernels="numpy", slice_size=4096, **options) as cluster:
+    limits = zmqps.Limits(heartbeat_interval=0.1, heartbeat_timeout=stretch(6.0), slice_size=4096)
+    with zmqps.LocalCluster(zmqps.Servers(2, kernels="numpy"), limits=limits) as cluster:
         yield cluster
 
 

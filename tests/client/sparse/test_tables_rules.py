@@ -187,7 +187,7 @@ def test_four_workers_train_each_rule_as_one_process_does(servers: int) -> None:
                 looks[step + 1] = {name: future.result() for name, future in read.items()}
 
     with (
-        zmqps.LocalCluster(servers=servers, kernels="numpy") as cluster,
+        zmqps.LocalCluster(zmqps.Servers(servers, kernels="numpy")) as cluster,
         Team(
             cluster.address,
             WORKERS,

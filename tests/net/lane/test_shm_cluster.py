@@ -452,7 +452,7 @@ def test_a_killed_worker_leaves_nothing(cluster: Cluster) -> None:
 
 
 def test_a_killed_server_leaves_nothing() -> None:
-    with zmqps.LocalCluster(1, kernels="numpy", heartbeat_timeout=300.0) as local:
+    with zmqps.LocalCluster(zmqps.Servers(1, kernels="numpy"), limits=zmqps.Limits(heartbeat_timeout=300.0)) as local:
         params = {"w": np.zeros(100_000, np.float32)}
         with zmqps.connect(local.address, transport="shm") as worker:
             worker.init(params, optimizer=zmqps.optim.sgd(1.0), mode="async")

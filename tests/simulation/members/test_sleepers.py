@@ -79,7 +79,7 @@ def cluster(
 ) -> Simulation:
     """Return a cluster whose shards have a backup each, and in which nothing else goes wrong."""
     options = CoordinatorOptions(
-        servers=3, workers=3, slice_nbytes=training.slice_nbytes, patience=patience, lease=lease,
+        servers=3, workers=3, slice_size=training.slice_nbytes, patience=patience, lease=lease,
         replicas=1,
         heartbeat_interval=0.5, heartbeat_timeout=TIMEOUT_S,
     )  # fmt: skip
@@ -443,7 +443,7 @@ def scarce(seed: int) -> Simulation:
     """Return a cluster whose servers lack memory for a while, in which its workers stand still."""
     training = AsyncTraining(steps=8, parameters=3, size=24, lives=3, compute_s=0.3, timeout=60.0)
     options = CoordinatorOptions(
-        servers=1, workers=3, slice_nbytes=training.slice_nbytes, heartbeat_interval=0.5, heartbeat_timeout=60.0
+        servers=1, workers=3, slice_size=training.slice_nbytes, heartbeat_interval=0.5, heartbeat_timeout=60.0
     )
     simulation = Simulation(seed, 1, 3, Faults(delay=0.002, memory=0.7), training, calm_s=10.0, options=options)
     stop(simulation, 2.0, 1.5 * SHORT_S, lambda simulation: simulation.workers)
@@ -469,7 +469,7 @@ def held(seed: int) -> Simulation:
     """Return a cluster whose coordinator stands still while it waits for a worker to pause for a checkpoint."""
     training = BoundedTraining(1, steps=12, parameters=4, size=32, lives=3, compute_s=0.8, timeout=60.0)
     options = CoordinatorOptions(
-        servers=2, workers=3, slice_nbytes=training.slice_nbytes, checkpoint_seconds=1.0, heartbeat_timeout=HOLD_S
+        servers=2, workers=3, slice_size=training.slice_nbytes, checkpoint_seconds=1.0, heartbeat_timeout=HOLD_S
     )
     simulation = Simulation(seed, 2, 3, Faults(delay=0.002), training, options=options, disk=Disk())
     stop(simulation, 3.0, 6.0, lambda simulation: simulation.workers[:1])

@@ -108,7 +108,7 @@ def saved_often(rng: Random, training: Training, servers: int, workers: int, fau
         servers=servers,
         workers=workers,
         once=not (faults.server_crash or faults.saving or faults.copying),  # else it ends with the first server
-        slice_nbytes=training.slice_nbytes,
+        slice_size=training.slice_nbytes,
         checkpoint_seconds=seconds,
         checkpoint_steps=steps,
     )

@@ -145,7 +145,7 @@ class Suite:
     """A cluster that runs one case after the other, each as a job of its own; ends with the context."""
 
     def __init__(self) -> None:
-        self._cluster = InProcessCluster(servers=2, slice_nbytes=256)
+        self._cluster = InProcessCluster(servers=2, slice_size=256)
         self._jobs = 0
         self._known: dict[Case, str] = {}
         self._said = Said()

@@ -133,7 +133,7 @@ class Asked:
             yield
 
     def _ask(self, task: asyncio.Task[Any], number: signal.Signals) -> None:
-        if self.number is not None or (self._ending and not self._cluster.checkpoints.saves_at_end):
+        if self.number is not None or (self._ending and not self._cluster.saving.saves_at_end):
             self._kill()
             return
         self.number = number

@@ -96,7 +96,7 @@ class Fleet:
             self._asked = Asked(self._log, config.cluster, says, self._kill)
             self._logs.enter_context(self._asked.answered())
             self._keys = self._logs.enter_context(self._find_keys())
-            saves = config.cluster.checkpoints.saves_at_end
+            saves = config.cluster.saving.saves_at_end
             state = State.of_this_process(config.name, self._folder.path, self._keys, saves=saves)
             claim.write(state)
 

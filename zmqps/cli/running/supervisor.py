@@ -123,7 +123,7 @@ class Supervisor:
             says = "ending the cluster; once more to end it at once"
             self._asked = Asked(self._log, config.cluster, says, self._children.kill)
             stack.enter_context(self._asked.answered())
-            saves = config.cluster.checkpoints.saves_at_end
+            saves = config.cluster.saving.saves_at_end
             self._state = State.of_this_process(config.name, folder.path, config.cluster.keys, saves=saves)
             self._write()
             try:

@@ -294,7 +294,7 @@ class Task:
         cluster = self._config.cluster
         if self._config.roles.coordinator:
             await end(self._nodes[:1], signal.SIGTERM, cluster.goodbye_s)
-        elif cluster.checkpoints.saves_at_end and self._observers:  # they end once their shards are saved
+        elif cluster.saving.saves_at_end and self._observers:  # they end once their shards are saved
             await all_exited(self._nodes, cluster.goodbye_s)
         await end(self._nodes, AT_ONCE, GRACE_S)
         await self._children.close()

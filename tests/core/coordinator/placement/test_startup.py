@@ -236,6 +236,6 @@ def test_a_job_of_a_size_that_nobody_can_refuse_yet_is_the_servers_to_refuse() -
 
 
 def test_a_job_of_more_slices_than_anybody_makes_is_refused_and_another_one_may_begin() -> None:
-    coordinator = Coordinator.joined("s0", "w0", slice_nbytes=4)
+    coordinator = Coordinator.joined("s0", "w0", slice_size=4)
     assert errors(coordinator.init("w0", job("w", size=(1 << 24) + 1))) == [LimitError.code]
     assert sent(coordinator.init("w0", job(), request=2), m.Assign)

@@ -169,7 +169,7 @@ class Startup(KeptRecord):
             return []
         chosen, options = servers[: self.num_servers], self.options
         try:
-            placement = place(self.name, self.job, self._wire, chosen, 1 + options.replicas, options.slice_nbytes)
+            placement = place(self.name, self.job, self._wire, chosen, 1 + options.replicas, options.slice_size)
         except PSError as error:
             return self.fail(error)
         self.placement, self._rows, self._cuts = placement, placement.rows(), placement.to_wire()
