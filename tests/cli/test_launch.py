@@ -45,7 +45,7 @@ def everything_of(launcher: int) -> list[psutil.Process]:
     "arguments, says",
     [
         (("--", "true"), "say which hosts"),
-        (("-H", "a", "--hosts", "hosts.txt", "--", "true"), "say which hosts"),
+        (("-H", "a", "--hosts", __file__, "--", "true"), "say which hosts"),
         (("-H", "a:1", "--workers", "2", "--", "true"), "2 workers do not fit"),
         (("-H", "a:x", "--", "true"), "slots is a whole number"),
         (("-H", "a"), "say what the workers run"),

@@ -33,10 +33,7 @@ DEFAULT_PORT = 5570
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
-@setting(
-    "--hosts", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE",
-    help="File of hosts to check, one a line, as for `zmqps launch`; by default, this host only.",
-)  # fmt: skip
+@option_of(LaunchSettings, "hosts")
 @option_of(LaunchSettings, "host")
 @setting("--coordinator", help="Also check the running cluster of this coordinator.")
 @setting(
@@ -47,25 +44,19 @@ DEFAULT_PORT = 5570
     example=DEFAULT_PORT,
     help="The coordinator's port, which must be free; with --hosts or -H, checked only if given.",
 )
-@setting(
-    "--ports", metavar="FIRST-LAST",
-    help="Ports of servers that a firewall lets through, such as 5571-5580; 32 at most.",
-)  # fmt: skip
+@option_of(LaunchSettings, "ports")
 @setting(
     "--model", shared=False, metavar="NAME|SIZE", example="resnet50",
     help="Estimate the fastest possible step: resnet50, gpt2-small, or the bytes of the model as float32.",
 )  # fmt: skip
-@setting(
-    "--servers", type=click.IntRange(1, 65535), show_default="1", shared=False, example=2,
-    help="How many servers will run; with hosts, by default as many as they name.",
-)  # fmt: skip
-@setting("--workers", type=click.IntRange(1, 65535), shared=False, example=4, help="How many workers will run.")
+@option_of(LaunchSettings, "servers")
+@option_of(LaunchSettings, "workers")
 @option_of(LaunchSettings, "interface")
 @option_of(LaunchSettings, "python")
 @option_of(LaunchSettings, "remote_directory")
-@setting("--sync-code", is_flag=True, help="The script's folder will be copied to the hosts: check rsync.")
+@option_of(LaunchSettings, "sync_code", help="The script's folder will be copied to the hosts: check rsync.")
 @option_of(LaunchSettings, "ssh")
-@setting("--keys", metavar="DIR", help="The cluster's keys: their rights, and the copies of each host.")
+@option_of(LaunchSettings, "keys", help="The cluster's keys: their rights, and the copies of each host.")
 @setting("--quick", is_flag=True, shared=False, help="Leave out bandwidth, which takes a second a pair.")
 @setting("--json", "as_json", is_flag=True, shared=False, help="Print rows and findings as plain data.")
 @click.option("--probe", is_flag=True, hidden=True)
@@ -77,7 +68,8 @@ def doctor(probe: bool, **told: Any) -> int:
     zmqps doctor
     zmqps doctor -H host1:4,host2:4 -- python train.py
 
-    With hosts, it checks on each that the workers' directory and the script of COMMAND are there.
+    Without hosts, it checks this one; with hosts, on each also that the workers' directory and the script of COMMAND
+    are there.
 
     It checks versions, ports, bandwidth, memory, GPUs and keys. Each row of the table is good, a warning or wrong,
     with what to do. Ends with 1 if one is wrong.
@@ -204,13 +196,13 @@ def _wanted(told: Mapping[str, Any], cluster: Cluster | None) -> Wanted:
         ports=ports,
         measured=not told["quick"],
         model=_model(told["model"]),
-        keys=told["keys"] or "",
+        keys=str(told["keys"] or ""),
         code=None if alone else _code(told),
         nodes=[(name, parts.hostname, parts.port) for name, parts in split if parts.hostname and parts.port],
     )
 
 
-def _cluster(coordinator: str, keys: str | None) -> Cluster:
+def _cluster(coordinator: str, keys: Path | None) -> Cluster:
     """Return what the coordinator says; what is wrong with it is a finding like others."""
     from zmqps.doctor.facts import Cluster
     from zmqps.keys import find_keys
@@ -218,7 +210,7 @@ def _cluster(coordinator: str, keys: str | None) -> Cluster:
 
     found = None
     with suppress(PSError):  # the row about keys says what is wrong with them
-        found = find_keys(Path(keys) if keys else None, None, os.environ)
+        found = find_keys(keys, None, os.environ)
     try:
         return Cluster(address=coordinator, status=ask_status(coordinator, timeout=STATUS_S, keys=found))
     except ConfigurationError:

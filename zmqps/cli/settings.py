@@ -15,6 +15,7 @@ import re
 import reprlib
 import tomllib
 from collections.abc import Callable
+from dataclasses import replace
 from functools import wraps
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -147,9 +148,10 @@ def options_of(struct: type[Settings]) -> Callable[[Callable[..., int]], Callabl
     return decorate
 
 
-def option_of(struct: type[Settings], name: str) -> Callable[[F], F]:
-    """Declare one option of a struct, for a command that does not take the others."""
-    return _declared(next(option for option in _distinct(struct) if option.name == name))
+def option_of(struct: type[Settings], name: str, **but: Any) -> Callable[[F], F]:
+    """Declare one option of a struct, for a command without the others; ``but`` is what is said otherwise of it."""
+    found = next(option for option in _distinct(struct) if option.name == name)
+    return _declared(replace(found, setting=replace(found.setting, **but)))
 
 
 def flags_of(settings: Settings) -> list[str]:
@@ -214,7 +216,9 @@ def _click_type(kind: Kind) -> click.ParamType | type | None:  # type: ignore[ty
     if isinstance(kind, kinds.Choice):
         return click.Choice(kind.words)
     if isinstance(kind, kinds.File):
-        return click.Path(file_okay=not kind.is_directory, dir_okay=kind.is_directory, path_type=Path)
+        return click.Path(
+            exists=kind.exists, file_okay=not kind.is_directory, dir_okay=kind.is_directory, path_type=Path
+        )
     return None
 
 

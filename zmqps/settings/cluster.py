@@ -99,7 +99,7 @@ class LaunchSettings(LauncherSettings):
     """The settings of ``zmqps launch``."""
 
     hosts: Path | None = setting(
-        None, File(), "The hosts, one a line: host slots=4, user@host servers=1 workers=4 interface=eth1.",
+        None, File(exists=True), "The hosts, one a line: host slots=4, user@host servers=1 workers=4 interface=eth1.",
         metavar="FILE", example="hosts.txt", see="launch.md#hosts",
     )  # fmt: skip
     host: str = setting(

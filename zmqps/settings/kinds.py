@@ -102,9 +102,10 @@ class Text(Kind):
 
 @dataclass(frozen=True, slots=True)
 class File(Kind):
-    """A file or, with ``is_directory``, a directory of this host."""
+    """A file or, with ``is_directory``, a directory of this host; with ``exists``, the command line looks for it."""
 
     is_directory: bool = False
+    exists: bool = False
 
     def check(self, label: str, value: Any) -> Path:
         """Return it as a path."""
