@@ -104,7 +104,7 @@ def resolve(app, env, node, shown):
 
 
 def adapt(app, docname, source):
-    """Turn what GitHub shows in its own way into the theme's: pictures in the dark, and blocks that are no code."""
+    """Turn what GitHub shows in its own way into the theme's: pictures in the dark, and blocks that are not code."""
     if Path(app.env.doc2path(docname)).suffix == ".md":
         text = re.sub(
             r'<picture>\s*<source [^>]*srcset="(.*?)">\s*<img alt="(.*?)" src="(.*?)">\s*</picture>',

@@ -47,6 +47,7 @@ INSTEAD = {
     r"\bbeside\b": "besides, next to, with",
     r"\b(?:is|are|was|were) to be\b": "should, will, must",
     rf"\b(?:is|are|was|were) to (?:{_DUTIES})\b": "should, will, must",
+    r"(?<!there )\b(?:is|are|was|were) no (?!(?:longer|more|other|different|less|better|larger)\b)\w": "is not a",
     r"\b(?:go|goes|going|gone|went) on\b": "continue, run",
     r"\b(?:this|that|each) one's\b": "its, or the noun",
     r"\ban? \w+(?: \w+)? of (?:its|their|your|my|our) own\b(?! [\w-]+s\b)": "its own, a separate",

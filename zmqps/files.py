@@ -2,7 +2,7 @@
 
 A user with write access to a directory can put anything under any name. Opening a FIFO blocks, a device has bytes
 without an end, a link leads to either, and a sparse file of a few blocks may have any length. So each
-is looked at before it is opened, opened without waiting, looked at again, and read up to a bound.
+file is checked before it is opened, opened without waiting, checked again, and read up to a bound.
 
 What is made here is for its user alone, and for the group of a directory that is shared with one (`shared_with`).
 """

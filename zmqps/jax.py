@@ -51,7 +51,7 @@ def name_of(path: Any) -> str:
 
 
 def named(tree: Any) -> dict[str, Any]:
-    """Return the leaves of a pytree by name; ``None`` in it is no leaf, as everywhere in JAX.
+    """Return the leaves of a pytree by name; ``None`` in it is not a leaf, as everywhere in JAX.
 
     Parameters
     ----------

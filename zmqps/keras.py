@@ -437,7 +437,7 @@ def _trained(variables: Iterable[Any]) -> list[Any]:
 
 
 def _overwritten(variable: Any) -> bool:
-    """Whether a variable takes its gradient for its value, as the scales of float8: that is no update."""
+    """Whether a variable takes its gradient for its value, as the scales of float8: that is not an update."""
     return bool(getattr(variable, "overwrite_with_gradient", False))
 
 

@@ -137,7 +137,7 @@ def test_servers_go_on_from_pytorch(case: str, before: int, tmp_path: Path) -> N
 
 def test_every_twin_is_tested_and_the_others_have_none() -> None:
     assert {spec.name for spec, _ in CASES.values()} == set(TWINS)
-    with pytest.raises(OptimizerError, match=r"'lion' has no twin in torch\.optim"):
+    with pytest.raises(OptimizerError, match=r"'lion' has no equivalent in torch\.optim"):
         from_torch("/nowhere", torch.optim.SGD([torch.zeros(1)], 0.1), {}, optim.lion(), now=NOW)
 
 

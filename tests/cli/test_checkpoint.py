@@ -127,7 +127,7 @@ def test_a_chain_that_was_copied_elsewhere_is_not_compacted_into_another_directo
     chain(LocalStorage(), str(tmp_path / "here"))
     (tmp_path / "here" / "job").rename(tmp_path / "there")
     assert run(["checkpoint", "compact", str(tmp_path / "there")]) == exits.USAGE
-    assert "is no directory of checkpoints of the job 'job', by its name" in capsys.readouterr().err
+    assert "is not a directory of checkpoints of the job 'job', by its name" in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["here", "there"]
 
 

@@ -99,7 +99,7 @@ def test_json_has_all_fields(zmqps, logs, now) -> None:
 def test_what_cannot_be_meant_is_refused(zmqps, logs) -> None:
     for arguments, text in (
         (("--node", "server-7"), "no log of server-7; there are coordinator, server-0, worker-1, worker-2"),
-        (("--since", "yesterday"), "'yesterday' is no time"),
+        (("--since", "yesterday"), "'yesterday' is not a time"),
         (("--level", "loud"), "'loud' is not one of"),
     ):
         done = zmqps("logs", *arguments)

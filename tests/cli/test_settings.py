@@ -103,7 +103,7 @@ def test_an_address_to_bind_is_never_shared(parsed, monkeypatch) -> None:
         ("[cordinator]\n", "unknown key 'cordinator'; did you mean 'coordinator'?"),
         (
             'address = "tcp://127.0.0.1:0"\n',
-            "unknown key 'address'; it belongs into [up] or [run] or [coordinator] or [server]",
+            "unknown key 'address'; it belongs in [up] or [run] or [coordinator] or [server]",
         ),
         ("[server]\nparent_fd = 3\n", "unknown key 'server.parent_fd'"),
         ("[server.kernels]\na = 1\n", "unknown key 'server.kernels'"),

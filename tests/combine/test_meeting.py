@@ -74,12 +74,12 @@ def test_the_directory_is_the_users_alone(monkeypatch: pytest.MonkeyPatch) -> No
     path = meeting.directory()
     assert path.stat().st_mode & 0o777 == 0o700
     path.chmod(0o755)
-    with pytest.raises(ConfigurationError, match="no directory that this user alone can read"):
+    with pytest.raises(ConfigurationError, match="not a directory that this user alone can read"):
         meeting.path_of("job")
     path.chmod(0o700)
     path.rmdir()
     path.symlink_to("/tmp")
-    with pytest.raises(ConfigurationError, match="no directory that this user alone can read"):
+    with pytest.raises(ConfigurationError, match="not a directory that this user alone can read"):
         meeting.path_of("job")
 
 

@@ -31,13 +31,13 @@ def test_a_file_is_read_again_from_its_text(tmp_path: Path) -> None:
 
 @for_each("text", ["no base64!", "QQ=", "QQ==\n"])
 def test_a_part_that_is_damaged_is_refused(text: str) -> None:
-    with pytest.raises(ConfigurationError, match="is no content of a file"):
+    with pytest.raises(ConfigurationError, match="cannot be the content of a file"):
         unpack(text)
 
 
 @for_each("line", [b"", b"Last login: today\n", b"[1]\n", b"7\n", b"\xff\n", b"[" * 100_000])
 def test_a_line_that_is_no_message_is_refused(line: bytes) -> None:
-    with pytest.raises(ConfigurationError, match="is no message of zmqps launch"):
+    with pytest.raises(ConfigurationError, match="is not a message of zmqps launch"):
         decode(line)
 
 

@@ -79,7 +79,7 @@ def test_an_address_of_another_host_is_refused_with_those_of_this_one(
     routers: list[zmq.Socket[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("zmqps.net.sockets.usable_addresses", lambda: ["10.0.0.2"])
-    with pytest.raises(ConfigurationError, match=r"192.0.2.1 is no address of this host, which has 10.0.0.2"):
+    with pytest.raises(ConfigurationError, match=r"192.0.2.1 is not an address of this host, which has 10.0.0.2"):
         bind_socket(routers[0], "tcp://192.0.2.1:0")
 
 

@@ -59,7 +59,7 @@ def test_a_document_that_cannot_be_is_refused_by_name(document: Any, said: str) 
 def test_what_a_document_of_a_coordinator_says_of_saving_is_checked() -> None:
     with pytest.raises(ConfigurationError, match="checkpoint_keep"):
         CoordinatorSettings.from_document({"saving": {"keep": 0}})
-    with pytest.raises(ConfigurationError, match="say where"):
+    with pytest.raises(ConfigurationError, match="name a directory"):
         CoordinatorSettings.from_document({"saving": {"every": "5min"}})
     with pytest.raises(ConfigurationError, match="saving"):
         CoordinatorSettings(saving=5)  # type: ignore[arg-type]

@@ -38,7 +38,7 @@ def test_a_push_is_a_trace_with_a_span_for_each_stage() -> None:
 
 
 def test_what_is_no_url_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="no URL"):
+    with pytest.raises(ConfigurationError, match="not a URL"):
         send(Made().trace(), "localhost:4318")
 
 

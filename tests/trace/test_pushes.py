@@ -79,5 +79,5 @@ def test_a_trace_that_was_written_is_read_again_with_its_arrows_left_out(tmp_pat
 @for_each("text", ["", "[]", "{}", '{"traceEvents": 3}', '{"traceEvents": [{"ph": "X"}]}', "no"])
 def test_another_file_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "other").write_text(text)
-    with pytest.raises(ConfigurationError, match="no trace"):
+    with pytest.raises(ConfigurationError, match="not a trace"):
         load(tmp_path / "other")

@@ -39,7 +39,7 @@ def test_what_is_not_in_it_is_said() -> None:
     notes = " ".join(assemble(nodes, data).notes)
     assert "server 0 had no room for 1 older spans" in notes
     assert "server 0: its clock was not compared" in notes
-    assert "worker 0: these bytes are no recorded spans" in notes
+    assert "worker 0: these bytes are not recorded spans" in notes
 
 
 def test_where_nobody_recorded_anything_there_is_no_trace() -> None:

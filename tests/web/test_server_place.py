@@ -30,7 +30,7 @@ def test_addresses_of_this_host_need_nothing(address: str, found: tuple[str, int
 
 @for_each("address", ["host", "tcp://127.0.0.1:1", "127.0.0.1:70000", "::1:9", ":9570", "a b:1", "-1"])
 def test_what_is_no_address_is_refused_with_an_example(address: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"no address for --metrics; write HOST:PORT, such as 127\.0\.0\.1"):
+    with pytest.raises(ConfigurationError, match=r"not an address for --metrics; give HOST:PORT, such as 127\.0\.0\.1"):
         WebPlace(address).check()
 
 
@@ -48,7 +48,7 @@ def test_a_token_that_can_be_guessed_is_none(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"the token of --page-token in .* has 4 bytes"):
         WebPlace("0", tmp_path / "token", option="page").check()
     (tmp_path / "token").write_text("one two three four five\n")
-    with pytest.raises(ConfigurationError, match="visible characters"):
+    with pytest.raises(ConfigurationError, match="visible ASCII"):
         WebPlace("0", tmp_path / "token").check()
 
 

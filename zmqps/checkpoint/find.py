@@ -150,7 +150,7 @@ def look(storage: Storage, path: str, depth: int = 0, seen: dict[str, Checkpoint
             unfinished = path.rpartition("/")[2].startswith((UNFINISHED, "ckpt-"))
             raise CheckpointForeignError(
                 path=path,
-                what="it was never finished" if unfinished else "it is no checkpoint of zmqps",
+                what="it was never finished" if unfinished else "it is not a checkpoint of zmqps",
                 good="",
                 advice="use another one",
             ) from error

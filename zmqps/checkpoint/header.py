@@ -47,7 +47,7 @@ def read_header(directory: str, fact: FileFact, read: Callable[[int, int], bytes
     Raises
     ------
     CheckpointCorruptError
-        It is no file in the safetensors format.
+        It is not a file in the safetensors format.
     """
     path = join(directory, fact.name)
     try:

@@ -227,7 +227,7 @@ class Manifest:
         Raises
         ------
         CheckpointForeignError, CheckpointFormatError, CheckpointCorruptError
-            It is no manifest of zmqps, one of a later version, or it was damaged.
+            It is not a manifest of zmqps, one of a later version, or it was damaged.
         """
         body = _parsed(path, data)
         digest = body.pop("xxh3_128", None)
@@ -328,7 +328,7 @@ def plain(label: str, value: Any) -> Any:
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"{value!r:.40} is no text")
+        raise ValueError(f"{value!r:.40} is not text")
     return value
 
 
@@ -353,7 +353,7 @@ def _parsed(path: str, data: bytes) -> dict[str, Any]:
     try:
         body = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise corrupt(path, "the manifest is no JSON") from error
+        raise corrupt(path, "the manifest is not JSON") from error
     if not isinstance(body, dict) or not {"format", "zmqps"} <= set(body):
         raise CheckpointForeignError(
             path=path, what="the manifest is not of zmqps", good="", advice="name a checkpoint that zmqps has written"

@@ -212,7 +212,7 @@ def _locked(storage: Storage, directory: str) -> int:
             lock = os.open(path, flags, 0o600)  # those that may open it may lock it
             facts = os.fstat(lock)
             if not stat.S_ISREG(facts.st_mode):
-                raise FileExistsError(f"{path} is no regular file")
+                raise FileExistsError(f"{path} is not a regular file")
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             with suppress(FileNotFoundError):
                 if os.path.samestat(facts, os.lstat(path)):

@@ -2,7 +2,7 @@
 
 A shard has as many of them as it takes. Their arrays are named ``<table>.<array>@<shard>.<number>``, where the array is
 ``ids``, ``values``, ``stamps``, ``counts``, ``optimizer.<slot>`` or ``gone``: the ids of rows that may be in what a
-checkpoint builds upon, but are no rows any more. A stamp is the number of the row's last update, among those of the
+checkpoint builds upon, but are not rows any more. A stamp is the number of the row's last update, among those of the
 table on that shard.
 """
 

@@ -174,7 +174,7 @@ def from_torch(
 def _twin(wire: Mapping[str, Any], optimizer: Any) -> tuple[bool, dict[str, str]]:
     ours, theirs = str(wire.get("name")), type(optimizer).__name__
     if ours not in TWINS:
-        raise OptimizerError(f"{ours!r} has no twin in torch.optim; {', '.join(TWINS)} have")
+        raise OptimizerError(f"{ours!r} has no equivalent in torch.optim; these have: {', '.join(TWINS)}")
     name, counts, slots = TWINS[ours]
     if ours == "amsgrad" and wire["hyper"].get("decoupled"):
         name = "AdamW"

@@ -179,7 +179,7 @@ def compact(path: str, job: str | None) -> int:
     job_path, job_name = one.path.rpartition("/")[0], one.manifest.job_name
     directory = job_path.rpartition("/")[0]
     if job_directory(directory, job_name) != job_path:  # a checkpoint that was copied elsewhere
-        raise ConfigurationError(f"{job_path} is no directory of checkpoints of the job {job_name!r}, by its name")
+        raise ConfigurationError(f"{job_path} is not a directory of checkpoints of the job {job_name!r}, by its name")
     try:
         whole = compact(one, directory, secrets.token_hex(8), time.time())
     except CheckpointCorruptError as error:

@@ -111,7 +111,7 @@ def _model(text: str | None) -> Model | None:
         return Model(name=name, nbytes=MODELS[name])
     if name[:1].isdecimal():
         return Model(name=name, nbytes=Size().convert(name, None, None))
-    raise click.UsageError(f"{text!r:.60} is no model; write {', '.join(MODELS)}, or its size, as 400MB")
+    raise click.UsageError(f"{text!r:.60} is not a model; write {', '.join(MODELS)}, or its size, as 400MB")
 
 
 def _here(servers: int | None, workers: int | None) -> list[Host]:

@@ -141,7 +141,7 @@ class MergedLogs:
 def _entries(name: str, lines: Iterable[str], wanted: Wanted) -> Iterator[tuple[datetime, Entry]]:
     """Yield the wanted entries of a log, each with a time that is never before that of the one before.
 
-    A line that is no entry, such as one that is torn, or that a library printed in a container, has the time of the
+    A line that is not an entry, such as one that is torn, or that a library printed in a container, has the time of the
     entry before.
     """
     last, levels = Entry(at=datetime.fromtimestamp(0, UTC), level="info", node=name, message=""), Levels()

@@ -79,9 +79,7 @@ def _config(told: RunSettings, command: Sequence[str]) -> TaskConfig:
     from zmqps.net.system.environment import DEFAULT_PORT, Rank, find_task
 
     if told.servers_apart and told.server_tasks is not None:
-        raise ConfigurationError(
-            "--servers-apart and --server-tasks say different things of where servers are: give one"
-        )
+        raise ConfigurationError("--servers-apart and --server-tasks both say where servers run: give one of them")
     all_told = None not in (told.rank, told.size) and told.address
     found = Rank() if all_told else find_task(os.environ, socket.getfqdn())
     rank = found.rank if told.rank is None else told.rank

@@ -259,7 +259,7 @@ def read_config(path: Path, group: click.Group) -> dict[str, Any]:
         if not isinstance(value, dict):
             if name not in shared:
                 known = [command for command, settings in options.items() if name in settings]
-                raise _unknown(path, key, shared, f"; it belongs into [{'] or ['.join(known)}]" if known else "")
+                raise _unknown(path, key, shared, f"; it belongs in [{'] or ['.join(known)}]" if known else "")
             for command, settings in options.items():
                 if name in settings:
                     defaults[command].setdefault(name, value)
@@ -275,7 +275,7 @@ def read_config(path: Path, group: click.Group) -> dict[str, Any]:
 
 
 def _collides(text: str) -> bool:
-    """Whether a file names the coordinator's endpoint as if that were no table's name."""
+    """Whether a file names the coordinator's endpoint as if that were not the name of a table."""
     at_top = re.split(r"^[ \t]*\[", text, maxsplit=1, flags=re.MULTILINE)[0]
     return bool(
         re.search(r"^[ \t]*coordinator[ \t]*=", at_top, re.MULTILINE)

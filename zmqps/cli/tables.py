@@ -259,7 +259,7 @@ def _table(title: str, *columns: str) -> Table:
 
 
 def _add(table: Table, *cells: object) -> None:
-    """Add a row. A cell is text as it is: what a node calls itself is no markup."""
+    """Add a row. A cell is text as it is: what a node calls itself is not markup."""
     table.add_row(*(cell if isinstance(cell, Text) else Text(str(cell)) for cell in cells))
 
 

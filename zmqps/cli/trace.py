@@ -20,7 +20,7 @@ SHOWN = "show"
 
 
 class OrPath(click.Group):
-    """A group that shows what its first argument names, if that is no command."""
+    """A group that shows what its first argument names, if that is not a command."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Take ``zmqps trace runs/trace.json`` for ``zmqps trace show runs/trace.json``."""
@@ -197,7 +197,7 @@ def _show(found: Trace, skip: int, output: Path | None, push: int | None = None)
     if push is not None:
         if push >= len(followed):
             raise ConfigurationError(
-                f"there is no push {push}: {len(followed)} were recorded from begin to end, from 0"
+                f"there is no push {push}: {len(followed)} complete ones were recorded, numbered from 0"
             )
         console.print(push_table(followed[push], push))
     else:

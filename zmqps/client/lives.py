@@ -73,7 +73,7 @@ def find_life(environ: Mapping[str, str]) -> Life:
     if not re.fullmatch(rf"[0-9a-fA-F]{{{2 * KEY_NBYTES}}}", text):
         raise ConfigurationError(f"{TOKEN_VARIABLE} has {2 * KEY_NBYTES} hex digits: openssl rand -hex {KEY_NBYTES}")
     if not re.fullmatch(r"\d{1,10}", number, re.ASCII) or int(number) >= MOST_LIVES:
-        raise ConfigurationError(f"{LIFE_VARIABLE} is how often a worker was restarted, not {number!r:.40}")
+        raise ConfigurationError(f"{LIFE_VARIABLE} must be how often a worker was restarted, not {number!r:.40}")
     return Life(bytes.fromhex(text), int(number), index, log)
 
 

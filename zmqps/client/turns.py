@@ -175,7 +175,7 @@ def not_started(cause: Exception) -> PSError:
         return cause
     if isinstance(cause, NoThreadError):
         return ConfigurationError(
-            "the worker's background thread is no thread of its own: gevent, eventlet or another library has put "
+            "the worker's background thread is not a real thread: gevent, eventlet or another library has put "
             "its own in the place of threading's, and an asyncio loop runs in this one. Leave threads as they are, "
             "gevent.monkey.patch_all(thread=False), or connect where no asyncio loop runs"
         )

@@ -466,7 +466,7 @@ class HostExchanges:
             self._group.leave()
             raise EvictedError(
                 f"{self._title} was silent for {answer.silent_s:.1f} s, and the other workers of this host continued "
-                "without it; worker.rejoin() comes back"
+                "without it; call worker.rejoin() to come back"
             )
         if isinstance(answer, Failed):
             raise from_wire(answer.code, answer.text, answer.facts)

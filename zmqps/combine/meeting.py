@@ -88,7 +88,7 @@ def directory() -> Path:
     facts = path.lstat()
     if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.geteuid() or facts.st_mode & 0o077:
         raise ConfigurationError(
-            f"{path} is no directory that this user alone can read: remove it, or set XDG_RUNTIME_DIR to one that is"
+            f"{path} is not a directory that this user alone can read: remove it, or set XDG_RUNTIME_DIR to one that is"
         )
     return path
 
@@ -129,7 +129,7 @@ def meet(path: Path, timeout: float, *, stale: int | None = None) -> Met:
             connection = _connect(path)
         number = _number(path)
     if connection is None or number is None:
-        raise ConfigurationError(f"{path} vanished while it was made: does something clean up there?")
+        raise ConfigurationError(f"{path} vanished while it was being made: does something clean up there?")
     return Met(connection, listener, number)
 
 

@@ -56,7 +56,7 @@ class SharedModel:
     def __init__(self, layout: Layout, arenas: Arenas) -> None:
         tables, self.places = [], list[Place]()
         for size, dtype in layout.tables:
-            room = max(size, -(-MIN_NBYTES // dtype.itemsize))  # smaller arrays are no arenas
+            room = max(size, -(-MIN_NBYTES // dtype.itemsize))  # smaller arrays are not arenas
             table = arenas.empty(room, dtype)
             found = arenas.find(table)
             if found is None or found[1]:

@@ -205,7 +205,7 @@ def decode(data: bytes) -> HostMessage:
     entries = unpack(data)
     cls = KINDS.get(entries[0]) if type(entries) is list and entries and type(entries[0]) is int else None
     if cls is None or len(entries) != 1 + len(fields(cls)):
-        raise ProtocolError("that is no message of a host group")
+        raise ProtocolError("that is not a message of a host group")
     for field, value in zip(fields(cls), entries[1:], strict=True):
         if not _CHECKS[field.name](value):
             raise ProtocolError(f"a {cls.__name__} with a {field.name} of {value!r:.40}")

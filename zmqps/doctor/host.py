@@ -205,7 +205,7 @@ def _key_files(folder: Path) -> list[KeyFile]:
 
 
 def _digest(path: Path) -> str:
-    """Return what tells a file from another copy; empty if it cannot be read, or is no plain file of that size."""
+    """Return what tells a file from another copy; empty if it cannot be read, or is not a plain file of that size."""
     with suppress(OSError, UnsafeFileError):
         return hashlib.sha256(read_file(path, MAX_FILE_NBYTES)).hexdigest()
     return ""

@@ -56,5 +56,5 @@ def wrong(where: str, check: str, found: str, advice: str) -> Row:
 
 
 def everywhere(names: Sequence[str]) -> str:
-    """Return what a row about all hosts is headed with."""
+    """Return the heading of a row about all hosts."""
     return names[0] if len(names) == 1 else "all hosts"

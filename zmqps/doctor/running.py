@@ -11,7 +11,7 @@ from zmqps.doctor.network import RESOLVE, is_loopback, unreachable
 from zmqps.doctor.rows import Row, good, warning, wrong
 from zmqps.errors import ago, counted, joined, printable, seconds
 
-#: A node says something every second unless told otherwise; so much silence is no accident.
+#: A node says something every second unless told otherwise; so much silence is not an accident.
 SILENT_S = 3.0
 #: Rows about departed members; a long-lived cluster has many.
 MAX_GONE = 5

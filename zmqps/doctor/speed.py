@@ -76,7 +76,7 @@ def _pair(findings: Findings, one: str, other: str) -> Row:
     if max(speeds) > UNEVEN * min(speeds) and one != other:
         return warning(where, "bandwidth", found, "measure again; if it stays so, the duplex or a cable is the matter")
     if latency > FAR_S:
-        return warning(where, "latency", found, "this is no LAN: take asynchronous training")
+        return warning(where, "latency", found, "this is not a LAN: take asynchronous training")
     if len(mtus := {i.mtu for i in interfaces}) > 1:
         text = f"{found}; MTU {' and '.join(map(str, sorted(mtus)))}"
         return warning(where, "MTU", text, "set the same MTU on all interfaces of a network")

@@ -154,7 +154,7 @@ class Device(ABC):
             Of the function, a C identifier.
         inputs, outputs
             ``"float32 w, float32 g, float32 rate"``: dtypes and names. An input may be a number. An output
-            is read and written in place. What is ``raw`` is no element but the array, of any size.
+            is read and written in place. What is ``raw`` is not an element but the array, of any size.
         body
             What is done for one element, whose index is ``i``. Where all arrays are raw, the kernel is called with
             ``size=``: how many there are.

@@ -67,7 +67,9 @@ def spread(device: str, servers_per_gpu: int | None, gpus: Sequence[str]) -> tup
         return None
     checks.whole("servers per GPU", servers_per_gpu, 1)
     if device.startswith("cuda:") and device != "cuda:0":
-        raise ConfigurationError(f"servers per GPU are for all GPUs, {device} is one of them; leave out one of the two")
+        raise ConfigurationError(
+            f"servers_per_gpu places servers on every GPU, device={device!r} on one of them; give one of the two"
+        )
     if not gpus and device == "auto":
         return ("cpu",) * servers_per_gpu
     if not gpus:

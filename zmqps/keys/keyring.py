@@ -141,7 +141,7 @@ class Keys:
         """Return the keys in a token; raise `ConfigurationError` for any other text."""
         advice = "; copy all of what zmqps keys token has printed"
         if not isinstance(token, str) or not token.strip().startswith(TOKEN_MARK) or len(token) > MAX_TOKEN_CHARS:
-            raise ConfigurationError(f"that is not a token: one begins with {TOKEN_MARK}{advice}")
+            raise ConfigurationError(f"that is not a token: a token begins with {TOKEN_MARK}{advice}")
         try:
             data = base64.b64decode(token.strip()[len(TOKEN_MARK) :].encode(), altchars=b"-_", validate=True)
             body, digest = data[:-DIGEST_NBYTES], data[-DIGEST_NBYTES:]
@@ -303,7 +303,7 @@ def _read(path: Path) -> str:
     with open(fd, "rb") as file:
         facts = os.fstat(fd)
         if facts.st_size > MAX_FILE_NBYTES:
-            raise UnsafeFileError(path=_shown(path), why="it is no plain file of keys", advice="remove it")
+            raise UnsafeFileError(path=_shown(path), why="it is not a plain file of keys", advice="remove it")
         if facts.st_uid not in (0, os.geteuid()):
             raise UnsafeFileError(
                 path=_shown(path), why=f"user {facts.st_uid} owns it", advice="use keys that only you can read"

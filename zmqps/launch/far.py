@@ -35,7 +35,7 @@ def decode(line: bytes) -> Message:
     except (ValueError, RecursionError):
         message = None
     if not isinstance(message, dict):
-        raise ConfigurationError(f"{line[:80]!r} is no message of zmqps launch; does a login script print something?")
+        raise ConfigurationError(f"{line[:80]!r} is not a message of zmqps launch; does a login script print?")
     return message
 
 
@@ -101,7 +101,7 @@ def unpack(text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except ValueError:
-        raise ConfigurationError(f"{text!r:.80} is no content of a file") from None
+        raise ConfigurationError(f"{text!r:.80} cannot be the content of a file") from None
 
 
 def check_name(name: object) -> str:

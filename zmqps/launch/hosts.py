@@ -120,7 +120,7 @@ def read_hosts(text: str) -> list[Host]:
     Raises
     ------
     ConfigurationError
-        It is no such list.
+        It is not such a list.
     """
     hosts = []
     for entry in filter(None, (entry.strip() for entry in text.split(","))):
@@ -136,7 +136,7 @@ def _host(text: str, words: Sequence[str], where: str) -> Host:
     user, _, name = text.rpartition("@")
     name = name.removeprefix("[").removesuffix("]")
     if not _NAME.fullmatch(name) or (user and not _USER.fullmatch(user)) or text.startswith("@"):
-        raise _refused(f"{where}: {text!r:.100} is no host", "write HOST or USER@HOST")
+        raise _refused(f"{where}: {text!r:.100} is not a host", "write HOST or USER@HOST")
     facts: dict[str, str | int | bool] = {}
     for word in words:
         key, equals, value = word.partition("=")

@@ -48,7 +48,7 @@ def secrets_among(folder: Path, names: Iterable[str], script: str, named: Collec
     folder, names
         Files, by their paths below a folder.
     script
-        Which of them runs: it is no secret. If others may not read it either, modes tell nothing: a umask made them so.
+        Which of them runs: it is not a secret. If others may not read it either, modes mean nothing: a umask set them.
     named
         Files and directories that are secrets whatever their names: what options and the configuration say.
     """

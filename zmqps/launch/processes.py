@@ -396,7 +396,7 @@ def hand_over(channel: socket.socket, settings: Mapping[str, Any]) -> None:
     except BlockingIOError:  # a system with smaller buffers
         pass
     raise ConfigurationError(
-        f"the settings of a node have {len(document)} bytes, more than it can be given ({MAX_SETTINGS_NBYTES}): "
+        f"the settings of a node have {len(document)} bytes, the limit is {MAX_SETTINGS_NBYTES}: "
         "give fewer --restore-names or --values"
     )
 

@@ -46,7 +46,7 @@ def roles(
         others = [number for number in range(size) if number not in at]
         if not others:
             raise ConfigurationError(
-                f"{servers} servers apart leave none of {size} ranks for workers: start more tasks"
+                f"{servers} separate servers leave none of {size} ranks for workers: start more tasks"
             )
     else:
         others = range(size)

@@ -154,7 +154,7 @@ class RemoteHost:
         Raises
         ------
         UnusableHostError
-            ssh has failed, or what answered is no agent of this version; says what was heard.
+            ssh has failed, or what answered is not an agent of this version; says what was heard.
         ProgramMissingError
             There is no ssh here.
         """

@@ -71,7 +71,7 @@ class Shell:
         try:
             words = shlex.split(self.ssh)
         except ValueError as error:
-            raise ConfigurationError(f"--ssh {self.ssh!r:.100} is no command: {error}") from None
+            raise ConfigurationError(f"--ssh {self.ssh!r:.100} is not a command: {error}") from None
         if not words:
             raise ConfigurationError("--ssh names no command")
         return words

@@ -129,7 +129,7 @@ def legible(line: str) -> str:
 
 
 def read_entry(line: str) -> Entry | None:
-    """Return what a log line says; None if it is no entry."""
+    """Return what a log line says; None if it is not an entry."""
     if not line.startswith("{"):
         return None
     try:
@@ -147,7 +147,7 @@ def read_entry(line: str) -> Entry | None:
 
 
 def read_message(line: str) -> str:
-    """Return the message of a log line; the line itself if it is no entry."""
+    """Return the message of a log line; the line itself if it is not an entry."""
     entry = read_entry(line)
     return line if entry is None else entry.message
 
@@ -180,7 +180,7 @@ class Lines:
         return [line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace") for line in lines]
 
 
-#: What a script's own lines look like when they are no plain output: Python's logging, warnings and crashes.
+#: What a script's own lines look like when they are not plain output: Python's logging, warnings and crashes.
 _FOREIGN = (
     (re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL):"), ""),
     (re.compile(r"\S+:\d+: \w*Warning: "), "warning"),
@@ -280,8 +280,8 @@ def parse_since(text: str, now: datetime) -> datetime:
         return datetime.fromisoformat(text).astimezone()
     except (ValueError, OverflowError):
         raise ConfigurationError(
-            f"{text!r} is no time: write how long ago (90s, 5m, 1h30m, 2d), a date and time (2025-11-21T01:24), or a "
-            "time of day (01:24)"
+            f"{text!r} is not a time: give how long ago (90s, 5m, 1h30m, 2d), a date and time (2025-11-21T01:24), or "
+            "a time of day (01:24)"
         ) from None
 
 

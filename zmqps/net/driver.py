@@ -142,7 +142,7 @@ class Driver:
     async def run(self) -> Exit:
         """Start the machine and run it until it exits."""
         self._loop = loop = asyncio.get_running_loop()
-        look(loop)  # what a node takes before it begins is no standstill
+        look(loop)  # what a node takes before it begins is not a standstill
         self._stood_s = stood_still_s(loop)
         self._exit, self._time, self._began_at = loop.create_future(), loop.time, loop.time()
         self._health.start()

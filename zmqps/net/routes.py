@@ -163,4 +163,4 @@ def _answer(address: str, port: int) -> str:
         return str(error.strerror or error).lower()
     if ours == theirs:  # a free port that the system has given to this very connection
         return "no process listens at that port"
-    return "a process takes connections there, but does not answer: it is busy, or it is no node of this cluster"
+    return "a process takes connections there, but does not answer: it is busy, or it is not a node of this cluster"

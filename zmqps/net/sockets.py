@@ -75,7 +75,7 @@ def _instead(place: str, number: int | None) -> str:
     if number != zmq.EADDRNOTAVAIL:
         return ""
     ours = ", ".join(usable_addresses()) or "none but loopback"
-    return f"; {split(place)[0]} is no address of this host, which has {ours}"
+    return f"; {split(place)[0]} is not an address of this host, which has {ours}"
 
 
 def descriptor_of(frame: zmq.Frame) -> int:

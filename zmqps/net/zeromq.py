@@ -411,7 +411,7 @@ class ZmqTransport:
             self._fall_behind(socket)
 
     def _look_at_keys(self) -> None:
-        """Keys open nothing any more that did before: end the connections that were opened with them."""
+        """Some keys have become invalid: end the connections that were opened with them."""
         for peer, role, why, returns in self._gate.outdated() if self._gate is not None else ():
             if not returns:
                 self._tell(Unreachable(peer, shut_out(role, why)))

@@ -304,7 +304,7 @@ class CheckpointStore:
         saves = [save.directory for save in self._saves.values()]
         readable = [self._directory, *self._restore]
         if not any(path == place or path.startswith(place + "/") for place in (saves if SERVED[what] else readable)):
-            raise PermissionError(errno.EPERM, f"{path[:200]} is no file of a checkpoint that is made, or restored")
+            raise PermissionError(errno.EPERM, f"{path[:200]} is not a file of a checkpoint that is made, or restored")
         return self._serve(what, path, offset, nbytes, payload)
 
     def _serve(self, what: str, path: str, offset: int, nbytes: int, payload: Sequence[Buffer]) -> Served:

@@ -105,7 +105,7 @@ def end_job(
     JobError
         There is no job of that name; says which there are.
     ConfigurationError
-        ``address`` is not an endpoint, or ``job_secret`` is no file with a secret.
+        ``address`` is not an endpoint, or ``job_secret`` is not a file with a secret.
     """
     name, nonce = checks.name("a job's name", job, MAX_JOB_NAME_CHARS), secrets.token_bytes(KEY_NBYTES)
     while True:

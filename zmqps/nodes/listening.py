@@ -1,4 +1,4 @@
-"""Where a node listens, and the address by which it tells others to reach it."""
+"""Where a node listens, and the address that it advertises."""
 
 from __future__ import annotations
 
@@ -194,6 +194,6 @@ def _target(advertise: str, port: int) -> str:
         host, found = "", 0
     if not host or not found or is_wildcard(host):
         raise ConfigurationError(
-            f"advertise={advertise!r:.200} cannot be connected to; write a host's name or address, HOST or HOST:PORT"
+            f"advertise={advertise!r:.200} cannot be connected to; give a host's name or address, HOST or HOST:PORT"
         )
     return text

@@ -66,7 +66,7 @@ class ApplyThreads:
                 wait(futures)  # even after an error, no thread may write behind the caller's back
             errors += [found for future in futures if (found := future.exception()) is not None]
             for first in errors[:1]:
-                failed = len(errors) - (not begun)  # what could not be given to a thread is no block that failed
+                failed = len(errors) - (not begun)  # what could not be given to a thread is not a block that failed
                 if failed < len(futures) + begun and whole:
                     what = f"{len(futures) + begun - failed} of {len(blocks)} blocks of an update were done: {first!r}"
                     raise InternalError(node="an apply thread", what=what) from first

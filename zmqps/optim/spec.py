@@ -228,7 +228,7 @@ class Rule(OptimizerSpec):
         Raises
         ------
         OptimizerError
-            One of them is no number of this rule, or out of its range.
+            One of them is not a number of this rule, or out of its range.
         """
         return self.variant(**check_fields(self.name, number_fields(type(self)), values, partial=True))
 
@@ -287,7 +287,7 @@ class Rule(OptimizerSpec):
         """Return ``update(w, g, *slots, *scalars) -> (w, *slots)``, elementwise in namespace `xp`.
 
         It may use its arguments, operators and functions of `xp`, nothing else. Literal numbers
-        belong into `scalars`, where they take the arrays' dtype: compiled, ``1 - b`` with a float32
+        belong in `scalars`, where they take the arrays' dtype: compiled, ``1 - b`` with a float32
         ``b`` would be a float64. A number of the rule may choose between two equations, each a function of
         its own; it must not be captured by one.
         """

@@ -85,7 +85,7 @@ class Saving(Settings):
     def __post_init__(self) -> None:
         Settings.__post_init__(self)
         if self.every and self.checkpoint is None:
-            raise ConfigurationError("to save jobs every so often, say where: --checkpoint DIR")
+            raise ConfigurationError("to save jobs regularly, name a directory: --checkpoint DIR")
 
     @property
     def saves_at_end(self) -> bool:

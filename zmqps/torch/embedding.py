@@ -298,7 +298,7 @@ def _joined(arrays: Sequence[Array]) -> Array:
 def _check_offsets(offsets: torch.Tensor, number: int, *, ends: bool) -> None:
     """Raise `ConfigurationError` where bags are not contiguous within the ids."""
     if offsets.dim() != 1 or (ends and not offsets.numel()):
-        raise ConfigurationError("offsets are of one dimension, and with include_last_offset there is one at least")
+        raise ConfigurationError("offsets must have one dimension, and with include_last_offset at least one element")
     if not offsets.numel():
         return
     first, last, falls = int(offsets[0]), int(offsets[-1]), bool((offsets[1:] < offsets[:-1]).any())

@@ -15,7 +15,7 @@ from zmqps.errors import ConfigurationError
 from zmqps.torch.rows import is_rows
 from zmqps.worker import Worker, connect
 
-#: A decorator: what talks to servers is no part of a compiled graph.
+#: A decorator: what talks to servers is not part of a compiled graph.
 outside_graphs = torch.compiler.disable(reason="zmqps.torch talks to servers here")
 #: Values that `sample_of` looks at.
 NUM_SAMPLED = 64

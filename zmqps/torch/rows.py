@@ -28,7 +28,7 @@ class TableRows(torch.nn.Parameter):  # type: ignore[misc,unused-ignore]
     """A layer's rows that gradients were found for since ``zero_grad``: their gradients are its ``grad``.
 
     So ``zero_grad``, clipping and ``GradScaler`` treat them as those of any parameter. Its own shape is ``(n, dim)``
-    between ``backward`` and ``step``, else ``(0, dim)``. It is no parameter of the job.
+    between ``backward`` and ``step``, else ``(0, dim)``. It is not a parameter of the job.
     """
 
     of_table = True

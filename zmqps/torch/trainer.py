@@ -116,7 +116,7 @@ class Trainer:
         self._watch = Watch(self._trained)
         self._changed: Changed | None = None
         if self.tables and options.process_group is not None:
-            raise ConfigurationError("embeddings of tables want a worker in each process: leave out process_group")
+            raise ConfigurationError("embeddings with tables need a worker in each process: leave out process_group")
         if worker is not None:
             try:
                 self._begin(worker)

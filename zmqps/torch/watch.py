@@ -60,8 +60,8 @@ class Watch:
         written = next((n for n, mark in marks if self._mark(n, self._trained[n], mark[2]) != mark), None)
         if written is not None and not self._warned:
             log.warning(
-                "%r was written to since the last step, and the values of the servers come back with this one: let the "
-                "job have what you write, by optimizer.set_values() on every worker",
+                "%r was written to since the last step, and this step overwrites it with the servers' values: to give "
+                "the job what you write, call optimizer.set_values() on every worker",
                 written,
             )
         self._warned = written is not None

@@ -103,7 +103,7 @@ class Doors:
         return found
 
     def shard(self, shard: Any, tables: Iterable[Any]) -> None:
-        """Have the doors of a shard: its kernels, those of its tables, and its check of gradients."""
+        """Install the doors of a shard: its kernels, those of its tables, and its check of gradients."""
         kernel = self.function("apply", "server")
         self.add(shard.dense.updates, "kernels", lambda kernels: [kernel(one) for one in kernels])
         self.add(shard.dense.finiteness, "all_finite", self.function("check", "server"))

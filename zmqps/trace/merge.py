@@ -14,7 +14,7 @@ from zmqps.files import Opener, make_directory, open_to_replace, read_file
 
 #: The way of a message: phase it ends with where it was sent, phase in which it is handled.
 WAYS = (("wire there", "send", "serve"), ("wire back", "reply", "land"))
-#: Longer files are no traces: a node has at most a million spans, of some hundred bytes each.
+#: Longer files are not traces: a node has at most a million spans, of some hundred bytes each.
 MAX_NBYTES = 4 << 30
 #: For this phase the receiver's whole delivery counts, from before the message was decoded.
 DELIVERY = "receive"
@@ -122,7 +122,7 @@ def _explained(path: Path) -> Iterator[None]:
     except UnsafeFileError:  # it says itself what the file is
         raise
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
-        raise ConfigurationError(f"{path} is no trace that zmqps has written: {error!s:.100}") from None
+        raise ConfigurationError(f"{path} is not a trace that zmqps has written: {error!s:.100}") from None
 
 
 def messages(processes: Sequence[Process]) -> Iterator[tuple[str, Process, Span, Process, Span]]:
@@ -239,7 +239,7 @@ def load(path: Path, opener: Opener | None = None) -> Trace:
 def _span(event: dict[str, Any], end_us: float, thread: int | None) -> Span:
     facts = dict(event.get("args") or {})
     if type(facts.get("request", "")) is not str:
-        raise ValueError("a request that is no text")
+        raise ValueError("a request that is not text")
     return Span(
         name=str(event["name"]), role=str(event["cat"]), begin_us=float(event["ts"]), end_us=end_us, thread=thread,
         facts=facts,

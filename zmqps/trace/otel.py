@@ -38,7 +38,7 @@ def send(trace: Trace, endpoint: str, timeout: float = 10.0) -> int:
         The packages are not installed, the URL is invalid, or no collector accepts them there.
     """
     if not endpoint.startswith(("http://", "https://")):
-        raise ConfigurationError(f"{endpoint!r:.200} is no URL of a collector; say http://HOST:4318")
+        raise ConfigurationError(f"{endpoint!r:.200} is not a URL of a collector; give http://HOST:4318")
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     except ImportError as error:

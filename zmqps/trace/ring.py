@@ -126,7 +126,7 @@ def unpack(data: bytes) -> tuple[Process, dict[str, Any]]:
     """
     start = len(MAGIC) + LENGTH.size
     if data[: len(MAGIC)] != MAGIC or len(data) < start:
-        raise ProtocolError("these bytes are no recorded spans")
+        raise ProtocolError("these bytes are not recorded spans")
     (nbytes,) = LENGTH.unpack_from(data, len(MAGIC))
     if nbytes > MAX_HEAD_NBYTES or (len(data) - start - nbytes) % RECORD.size or len(data) < start + nbytes:
         raise ProtocolError("recorded spans were cut off")

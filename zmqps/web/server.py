@@ -62,8 +62,8 @@ class WebPlace:
         host, _ = self.host_and_port
         if not (is_loopback(host) or secret or self.insecure):
             raise ConfigurationError(
-                f"--{self.option} {self.address} can be reached from other hosts, and nothing of it is encrypted: pass "
-                f"--{self.option}-token FILE, keep it at 127.0.0.1 and come by `ssh -L`, or pass --insecure on a "
+                f"--{self.option} {self.address} can be reached from other hosts and is not encrypted: pass "
+                f"--{self.option}-token FILE, keep it at 127.0.0.1 and use `ssh -L`, or pass --insecure on a "
                 "network that you trust"
             )
 
@@ -77,8 +77,8 @@ class WebPlace:
             host, port = split(f"tcp://{address}")
         except ConfigurationError:
             raise ConfigurationError(
-                f"{self.address!r:.200} is no address for --{self.option}; write HOST:PORT, such as 127.0.0.1:9570, or "
-                "a port of this host alone"
+                f"{self.address!r:.200} is not an address for --{self.option}; give HOST:PORT, such as 127.0.0.1:9570, "
+                "or a port of this host alone"
             ) from None
         return ("0.0.0.0" if host == "*" else host), port
 
@@ -87,7 +87,7 @@ class WebPlace:
         """What clients have to show."""
         secret = read_secret(self.token, f"{self.option}_token", f"the token of --{self.option}-token")
         if not re.fullmatch(rb"[!-~]*", secret):
-            raise ConfigurationError(f"the token of --{self.option}-token has more than visible characters of ASCII")
+            raise ConfigurationError(f"the token of --{self.option}-token has characters other than visible ASCII")
         return secret
 
     @property
@@ -125,7 +125,7 @@ def listen(host: str, port: int, what: str) -> socket.socket:
     AddressInUseError
         It is in use.
     ConfigurationError
-        It is no address of this host, or what is needed for a server is not installed.
+        It is not an address of this host, or what is needed for a server is not installed.
     """
     try:
         import starlette  # noqa: F401
@@ -247,7 +247,7 @@ def _protocol() -> type[asyncio.Protocol]:
             return self.cycle is None or self.cycle.response_complete
 
         def shut(self) -> None:
-            """End it at once; it is no connection any more when this returns."""
+            """End it at once; it is not a connection any more when this returns."""
             hang_up(self.transport.get_extra_info("socket"))
             self.transport.abort()
             self.connections.discard(self)

@@ -74,7 +74,7 @@ def test_a_state_is_decoded_as_a_member_of_its_enum(stage: int) -> None:
 
 @for_each("stage", [4, -1, 1.0, True, "kept", None])
 def test_a_state_that_does_not_exist_is_refused(stage: object) -> None:
-    with pytest.raises(ProtocolError, match="is no SaveStage"):
+    with pytest.raises(ProtocolError, match="is not a SaveStage"):
         decode([msgpack.packb([m.Saved.kind, 1, 2, stage, {}])])
 
 

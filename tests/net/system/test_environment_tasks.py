@@ -76,7 +76,7 @@ def test_a_pod_knows_the_name_of_the_first_one_by_its_own(fqdn: str, host: str) 
     "env, says",
     [
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "3"}, "start it with srun"),
-        (SLURM | {"SLURM_PROCID": "x"}, "SLURM_PROCID is 'x', which is no number; say --rank"),
+        (SLURM | {"SLURM_PROCID": "x"}, "SLURM_PROCID is 'x', which is not a number; give --rank"),
         ({"OMPI_COMM_WORLD_RANK": "1"}, "OMPI_COMM_WORLD_SIZE is ''"),
     ],
 )

@@ -26,4 +26,4 @@ def unpack(data: bytes) -> Any:
     try:
         return msgpack.unpackb(data, max_ext_len=0)
     except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as error:
-        raise ProtocolError(f"these bytes are no plain data: {error!s:.100}") from None
+        raise ProtocolError(f"these bytes are not plain data: {error!s:.100}") from None

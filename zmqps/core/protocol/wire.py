@@ -94,7 +94,7 @@ def _one_of(enum: type[IntEnum]) -> Callable[[Any], Any]:
 
     def check(value: Any) -> Any:
         if type(value) is not int or value not in known:
-            raise ProtocolError(f"{_show(value)} is no {enum.__name__}")
+            raise ProtocolError(f"{_show(value)} is not a {enum.__name__}")
         return known[value]
 
     return check

@@ -496,7 +496,7 @@ class ServerKernel:
     def failed(self, peer: Peer, message: m.Message, error: Exception) -> list[Action]:
         """Answer a request that has failed, and changed nothing."""
         of_leader = isinstance(message, m.Hello) and message.role == "server"
-        # what is taken, and is no request, is about a copy: the error carries the copy's number
+        # what is taken, and is not a request, is about a copy: the error carries the copy's number
         taken = peer == COORDINATOR or type(message) in self.handlers.requests
         of_copy = of_leader or (taken and not hasattr(message, "request"))
         number = getattr(message, "epoch" if of_copy else "request", 0)

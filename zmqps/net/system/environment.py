@@ -80,7 +80,7 @@ def find_task(env: Mapping[str, str], fqdn: str = "") -> Rank:
 def _slurm(env: Mapping[str, str]) -> Rank:
     step = env.get("SLURM_STEP_ID", env.get("SLURM_STEPID", ""))
     if not step:  # the batch script itself, which also has rank 0
-        raise ConfigurationError("Slurm runs this once only: start it with srun, `srun zmqps run …`")
+        raise ConfigurationError("Slurm runs this only once: start it with srun, `srun zmqps run …`")
     size = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in env else "SLURM_NTASKS"
     nodes = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST") or env.get("SLURM_NODELIST", "")
     job = _number(env, "SLURM_JOB_ID", optional=True) or 0
@@ -143,7 +143,7 @@ def _number(env: Mapping[str, str], name: str, *, optional: bool = False) -> int
         return 0
     if not re.fullmatch(r"[0-9]{1,9}", text):
         raise ConfigurationError(
-            f"{name} is {text!r:.40}, which is no number; say --rank, --size and --address "
+            f"{name} is {text!r:.40}, which is not a number; give --rank, --size and --address "
             "of zmqps run, or the address to connect"
         )
     return int(text)

@@ -195,7 +195,7 @@ def test_spares_take_the_places_of_those_who_go_in_the_order_in_which_they_came(
     coordinator.attach("w3", SYNC)
     coordinator.take("w3", m.Arrive(100, 0, (1,)))
     gone = lose(coordinator, "s0", "w0", "w2", "w3") if how == "lost" else coordinator.take("w1", m.Leave(how))
-    assert "worker 2 (w2, host, pid 7) is no spare any more: it counts in job 'default'" in logged(gone)
+    assert "worker 2 (w2, host, pid 7) is no longer a spare: it counts in job 'default'" in logged(gone)
     assert idle(coordinator) == "spare worker 3 (w3, host, pid 7)"
     assert coordinator.run().losses.text == "", "somebody came instead"
     assert committed(step(coordinator, 0, "w0")) == []

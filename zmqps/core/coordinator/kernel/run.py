@@ -248,7 +248,7 @@ class JobKernel(KeptRecord):
         """Let spares take the places that are free, and do what they have asked for."""
         actions: list[Action] = []
         for member in (filled := self.places.fill(self.occupancy.training)):
-            text = f"{member.title} is no spare any more: it counts in job {self.name!r}"
+            text = f"{member.title} is no longer a spare: it counts in job {self.name!r}"
             actions.append(Log("info", text, job=self.name, peer=member.hello.name))
             if member.incarnation in self.occupancy.training:
                 self.steps.begin(member)

@@ -1,6 +1,6 @@
 """How many servers jobs use, changed during training: shards are cut into pieces, which move and are joined.
 
-The next action follows from where a job is now, so whatever happens meanwhile is no special case: as long as
+The next action follows from where a job is now, so whatever happens meanwhile is not a special case: as long as
 a piece belongs to several of the planned shards, all are cut; as long as the servers of such a shard lack some
 of its pieces, they get copies of them, which follow their leaders as backups do; then each server puts together what
 it has. So nothing that was acknowledged is on fewer servers than before at any time.
@@ -176,7 +176,7 @@ class Scales:
     def _begin(self, servers: int, now: float) -> list[Action]:
         staying = len(self._fleet.staying)
         if not 1 <= servers <= MAX_SERVERS:
-            raise self._error(servers, "that is no number of servers", f"ask for 1 to {MAX_SERVERS:,}")
+            raise self._error(servers, "that is not a number of servers", f"ask for 1 to {MAX_SERVERS:,}")
         if servers <= self._replicas:
             why = f"each shard needs {counted(self._replicas, 'backup')} on other servers"
             raise self._error(servers, why, f"ask for {self._replicas + 1} at least")

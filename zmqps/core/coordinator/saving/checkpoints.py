@@ -344,7 +344,7 @@ class Checkpoints(Saver):
         return [self._unsaved(wish.job, why)] if wish.is_last else self._tell(wish, unbegun(wish.job, why))
 
     def _give_up(self, jobs: Container[str], why: str, now: float) -> list[Action]:
-        """Make no more checkpoints of some jobs that end, which is no failure; what is written already is published."""
+        """Make no more checkpoints of some jobs that end, not as a failure; what is written already is published."""
         actions: list[Action] = []
         for wish in [wish for wish in self.waiting if wish.job in jobs]:
             self.waiting.remove(wish)

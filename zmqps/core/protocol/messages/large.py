@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 #: Bytes from which on a header is large, where what is made of it takes longer still than to decode it.
 LARGE_NBYTES = dict.fromkeys((Init.kind, Assign.kind), 16 << 10)
-#: In msgpack: the first byte of a list whose length follows, the first that is no number by itself, and the
+#: In msgpack: the first byte of a list whose length follows, the first that is not a number by itself, and the
 #: bytes of unsigned integers by the one before them.
 LIST_OF_MANY, SMALLEST_NAMED = 0xDC, 0x80
 WIDTHS = {0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8}

@@ -307,7 +307,7 @@ class Updates:
         ------
         ShardBrokenError
             It failed after a kernel had written, and there was no copy. Whatever else fails changes nothing; and once
-            the last kernel has run, memory that is short is no failure any more.
+            the last kernel has run, memory that is short is not a failure any more.
         """
         rooms: dict[int, Room] = {}
         undo = None
