@@ -29,5 +29,5 @@ def test_a_server_that_is_drained_costs_nothing(mode: str, replicas: int, tmp_pa
         with while_trained(cluster.address, ONES, mode):
             text = drain_server(cluster.address, "server-1", timeout=PATIENCE, progress=said.append)
         status = cluster.status()
-    assert "server-1 has nothing any more" in text
+    assert "server-1 is empty" in text
     assert [row["how"] for row in status["gone"] if row["role"] == "server"] == ["drained"]

@@ -33,7 +33,7 @@ def test_servers_go_by_command_and_by_signal_and_the_last_one_stays(
 
         code, said = drain("server-1")
         assert code == exits.OK, said
-        assert "server-1 has nothing any more" in said
+        assert "server-1 is empty" in said
         assert ended("server-1")
         assert nodes.servers["server-1"].popen.returncode == exits.OK
         code, said = drain("server-1")
@@ -42,7 +42,7 @@ def test_servers_go_by_command_and_by_signal_and_the_last_one_stays(
         nodes.servers["server-2"].send_signal(signal.SIGTERM)
         assert ended("server-2")
         assert nodes.servers["server-2"].popen.returncode == exits.OK
-        assert "drained: server-2 has nothing any more" in nodes.log("server-2")
+        assert "drained: server-2 is empty" in nodes.log("server-2")
         code, said = drain("server-0")
         assert code == exits.FAILED
         assert "there is no other server that stays" in said

@@ -94,7 +94,7 @@ def test_all_that_shows_or_takes_a_name_means_one_node_by_it(start, zmqps, tmp_p
     for index, name in enumerate(("0", "server-1")):
         said = zmqps("drain", name)
         assert said.returncode == exits.OK, said.stderr
-        assert f"server-{index} has nothing any more" in said.stdout
+        assert f"server-{index} is empty" in said.stdout
     status = json.loads(zmqps("status", "--json").stdout)
     assert names([gone for gone in status["gone"] if gone["how"] == "drained"]) == {
         title: name for title, name in RIGHT.items() if title in ("server 0", "server 1")

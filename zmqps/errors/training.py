@@ -249,7 +249,7 @@ class VersionError(PSError, LookupError):
 
     code = 47
     text = (
-        "version {version} is not kept any more, only {oldest} to {newest}; "
+        "version {version} is no longer kept, only {oldest} to {newest}; "
         "ask for at_least, or keep more with init(..., steps=zmqps.Steps(retain=n))"
     )
     version: int

@@ -193,7 +193,7 @@ class Gate:
         found = []
         for peer, public in list(self._keys_of.items()):
             entry = entries.get(public)
-            why = "its key is not in the list any more" if entry is None else entry.refusal(now)
+            why = "its key is no longer in the list" if entry is None else entry.refusal(now)
             returns = entry is not None and entry.revoked is None and entry.holder in renewed
             if why:
                 found.append((peer, "process" if entry is None else entry.role, why, returns))

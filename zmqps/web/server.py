@@ -193,7 +193,7 @@ class WebServer:
         try:
             loops.run(self._server.serve(sockets=[self._listener]))
         except BaseException:  # a page that is not there is no reason for a cluster to end
-            log.exception("nothing is served over HTTP any more")
+            log.exception("HTTP is no longer served")
 
 
 def shows(authorization: str, secret: bytes) -> bool:

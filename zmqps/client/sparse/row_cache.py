@@ -213,7 +213,7 @@ class RowCache:
         if has_some and not self._is_closed:
             try:
                 if call is None:
-                    raise ClosedError("the worker has no job any more")
+                    raise ClosedError("the worker no longer has a job")
                 self.flush(call).result(FAREWELL_S)
             except (PSError, TimeoutError) as error:
                 why = str(error) or "they were not applied in time"

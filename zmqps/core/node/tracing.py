@@ -378,7 +378,7 @@ class Tracer(RepeatedQuestion):
         nodes = presented(message.nodes).get("nodes", [])
         self.nodes = [node for node in nodes if isinstance(node, dict) and _is_hex(node.get("who"))]
         if message.state == TraceState.NONE or (self.number and message.number != self.number):
-            self.error = JobError("no trace is there, or not any more; zmqps trace start begins one")
+            self.error = JobError("there is no trace, or it has expired; zmqps trace start begins one")
             return self._end(str(self.error), exits.FAILED)
         self.number = message.number
         if not self._fetches:

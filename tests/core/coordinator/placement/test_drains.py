@@ -91,7 +91,7 @@ def test_a_shard_is_copied_given_up_taken_over_and_then_the_server_goes() -> Non
     gone = cluster.settle(done)
     assert [got.state for got in sent(gone, m.Draining, peer("s1"))] == [DrainState.GONE]
     left = cluster.take("s1", m.Leave("drained"))
-    assert "s1 has nothing any more: 1 shard moved" in logged(left)
+    assert "s1 is empty: 1 shard moved" in logged(left)
     assert sent(left, m.Lost) == []
     assert cluster.run().state == "training"
     assert cluster.answer(cluster.drain()).state == DrainState.GONE, "who has asked hears how it has ended"

@@ -170,7 +170,7 @@ class Drains:
         if drain is None:
             return
         if drain.told_at is not None:  # nothing was lost with it
-            self._ended.note(drain.nonces, f"{server.title} had nothing any more when it was lost")
+            self._ended.note(drain.nonces, f"{server.title} was already empty when it was lost")
             return
         why = "it was lost before all its copies had moved"
         advice = "what has become of that is in the status (zmqps status)"
@@ -216,12 +216,12 @@ class Drains:
         moving = [text for run in self._runs.values() for text in run.replication.handovers.texts(server)]
         starting = [run.name for run in self._runs.values() if run.is_on(server) and not run.startup.ready]
         moving += [f"job {name!r} must start first" for name in starting]
-        what = listed(moving, MOST_NAMED) if moving else "it has nothing any more"
+        what = listed(moving, MOST_NAMED) if moving else "it is empty"
         return f"{server.hello.name} is being drained: {what}"
 
     def _farewell(self, drain: _Drain, now: float) -> str:
         moved = counted(drain.moved, "shard")
-        return f"{drain.server.hello.name} has nothing any more: {moved} moved in {now - drain.since:.1f} s"
+        return f"{drain.server.hello.name} is empty: {moved} moved in {now - drain.since:.1f} s"
 
     def texts(self) -> Iterator[str]:
         """Yield which servers should leave, and the progress."""

@@ -220,7 +220,7 @@ CLOSED = "the cluster is ending"
 TRIES = 3
 #: How long it waits for its turn, as while the shards are recut.
 WAITS_S = 600.0
-TORN = "not all of its values are there any more"
+TORN = "some of its values no longer exist"
 
 
 class Wishes(deque[Wish]):

@@ -210,7 +210,7 @@ class Traces:
 
     def _fetch(self, peer: Peer, message: Fetch) -> list[Action]:
         if message.number != self.number or self.state != TraceState.OFF:
-            raise JobError("there is no such trace, or not any more; start another one: zmqps trace start")
+            raise JobError("there is no such trace, or it has expired; start another one: zmqps trace start")
         if message.who == self._identity.incarnation:
             data = self.recorder.read(message.offset, MAX_BLOB_NBYTES)
             total = self.recorder.nbytes
