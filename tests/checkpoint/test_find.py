@@ -92,7 +92,7 @@ def test_a_newer_format_is_refused_with_both_versions(tmp_path: Path) -> None:
         open_checkpoint(str(path))
 
 
-@settings(max_examples=120)
+@settings(max_examples=60)
 @given(st.sampled_from(PLACES))
 def test_any_byte_that_is_not_what_was_written_is_noticed(place: tuple[str, int]) -> None:
     disk, path = saved()

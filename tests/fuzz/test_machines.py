@@ -211,7 +211,7 @@ OF_JOBS = st.lists(
 
 
 @given(OF_JOBS)
-@settings(max_examples=40)
+@settings(max_examples=20)
 def test_a_server_keeps_what_is_assigned_and_nothing_of_what_has_ended(events) -> None:  # type: ignore[no-untyped-def]
     machine = ready_server()
     building: list[Run] = []
@@ -236,13 +236,13 @@ def test_a_server_keeps_what_is_assigned_and_nothing_of_what_has_ended(events) -
 
 
 @given(TO_SERVER)
-@settings(max_examples=40)
+@settings(max_examples=20)
 def test_a_server_answers_everything_and_changes_values_by_pushes_only(events) -> None:  # type: ignore[no-untyped-def]
     check_server(events)
 
 
 @given(*TO_COORDINATOR)
-@settings(max_examples=40)
+@settings(max_examples=20)
 def test_a_coordinator_stays_sound_whoever_says_what(events, servers, workers) -> None:  # type: ignore[no-untyped-def]
     check_coordinator(events, servers, workers)
 

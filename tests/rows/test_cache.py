@@ -160,7 +160,7 @@ class Against(RuleBasedStateMachine):
 
 
 TestAgainst = Against.TestCase
-TestAgainst.settings = settings(max_examples=40, stateful_step_count=40)
+TestAgainst.settings = settings(max_examples=20, stateful_step_count=40)
 
 
 def test_what_was_read_again_stays_and_what_was_read_once_makes_way() -> None:

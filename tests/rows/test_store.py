@@ -105,7 +105,7 @@ class Against(RuleBasedStateMachine):
 
 
 TestAgainst = Against.TestCase
-TestAgainst.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
+TestAgainst.settings = settings(max_examples=15, stateful_step_count=30, deadline=None)
 
 
 def test_an_index_grows_little_by_little_and_loses_nothing():

@@ -114,6 +114,6 @@ class Unseen(Exact):
     read_own = False
 
 
-SETTINGS = settings(max_examples=30, stateful_step_count=40)
+SETTINGS = settings(max_examples=15, stateful_step_count=40)
 TestExact, TestThrough, TestUnseen = Exact.TestCase, Through.TestCase, Unseen.TestCase
 TestExact.settings = TestThrough.settings = TestUnseen.settings = SETTINGS

@@ -195,5 +195,5 @@ class AnyOrder(RuleBasedStateMachine):
         assert self.ended or due is None or due >= self.coordinator.now - 1e-9
 
 
-AnyOrder.TestCase.settings = settings(max_examples=50, stateful_step_count=40)
+AnyOrder.TestCase.settings = settings(max_examples=30, stateful_step_count=40)
 TestAnyOrder = AnyOrder.TestCase

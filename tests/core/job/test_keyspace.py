@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.models import RESNET50
@@ -49,7 +49,6 @@ def test_segments_cover_every_element_of_every_parameter_once(placement) -> None
 
 
 @given(placements())
-@settings(max_examples=30)
 def test_slicing_then_gathering_is_the_identity(placement) -> None:  # type: ignore[no-untyped-def]
     keyspace = placement.keyspace
     dtype_of = {i: table.dtype for table in keyspace.tables for i in table.parameters}

@@ -44,14 +44,14 @@ def slowly(frames: list[Any]) -> object:
 
 
 @given(messages(*IN_EVERY_STEP))
-@settings(max_examples=100)
+@settings(max_examples=50)
 def test_what_is_read_is_what_the_checks_return(message: Message) -> None:
     frames = encode(message)
     assert read(frames) == slowly(frames) == comparable(message)
 
 
 @given(st.one_of(mutated(IN_EVERY_STEP), almost()))
-@settings(max_examples=150)
+@settings(max_examples=80)
 def test_what_is_refused_is_refused_in_the_same_words(frames: list[bytes]) -> None:
     assert read(list(frames)) == slowly(list(frames))
 

@@ -96,9 +96,9 @@ class HonestWorker(RuleBasedStateMachine):
 
 
 TestAnyOrder = AnyOrder.TestCase
-TestAnyOrder.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
+TestAnyOrder.settings = settings(max_examples=20, stateful_step_count=30, deadline=None)
 TestHonestWorker = HonestWorker.TestCase
-TestHonestWorker.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
+TestHonestWorker.settings = settings(max_examples=20, stateful_step_count=30, deadline=None)
 
 
 def test_what_left_the_window_is_refused_and_not_applied() -> None:

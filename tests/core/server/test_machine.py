@@ -533,5 +533,5 @@ class Once(RuleBasedStateMachine):
         assert self.server.values() == [-float(counts[0])] * 8 + [-float(counts[1])] * 8
 
 
-Once.TestCase.settings = settings(max_examples=40, stateful_step_count=30)
+Once.TestCase.settings = settings(max_examples=20, stateful_step_count=30)
 TestOnce = Once.TestCase

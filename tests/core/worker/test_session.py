@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.core.machines import errors, exits_of, failed, identity, job, logged, placement, resolved, sent, zeros
@@ -550,7 +550,6 @@ def test_a_deadline_that_comes_before_the_loss_tells_of_a_silence(until: float, 
     assert error.waiting_for == f"the coordinator's answer{text}"
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.lists(st.tuples(st.floats(0.1, 3.0), st.booleans()), min_size=1, max_size=12))
 def test_each_of_many_operations_ends_at_its_own_deadline_unless_it_was_given_up_before(
     asked: list[tuple[float, bool]],

@@ -190,7 +190,7 @@ class AnyOrder(RuleBasedStateMachine):
             assert all(m.rank < 6 for m in self.membership.of(role))
 
 
-AnyOrder.TestCase.settings = settings(max_examples=30, stateful_step_count=20)
+AnyOrder.TestCase.settings = settings(max_examples=20, stateful_step_count=20)
 TestAnyOrder = AnyOrder.TestCase
 
 

@@ -485,4 +485,4 @@ class Handing(RuleBasedStateMachine):
 
 
 TestHanding = Handing.TestCase
-TestHanding.settings = settings(max_examples=25, stateful_step_count=40)
+TestHanding.settings = settings(max_examples=15, stateful_step_count=40)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.core.server.dense.test_part_memory import ALL, SLICES, gradient, new_shard
@@ -110,7 +110,6 @@ STEP = st.one_of(
 @pytest.mark.parametrize("where", ["host", "device"])
 @pytest.mark.parametrize("mode", MODES)
 @given(steps=st.lists(STEP, max_size=30))
-@settings(max_examples=25, deadline=None)
 def test_whatever_happens_meanwhile_its_pieces_are_the_shard_as_it_was(mode: str, where: str, steps: Any) -> None:
     saved = Saved(mode, where)
     snapshot = saved.begin()

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from zmqps import optim
@@ -74,7 +74,6 @@ def state(rows: Rows) -> list[Any]:
 
 
 @given(before=DONE, done=DONE)
-@settings(max_examples=30, deadline=None)
 def test_a_backup_has_in_the_end_what_its_leader_has(before: Any, done: Any) -> None:
     leader, backup = tables(), tables()
     rng = np.random.default_rng(0)

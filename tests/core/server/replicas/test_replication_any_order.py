@@ -392,7 +392,7 @@ class Synchronous(Links):
         assert self.copies.nodes[name].state(epoch) == self.states[self.step]
 
 
-LIMITS = settings(max_examples=25, stateful_step_count=30, deadline=None)
+LIMITS = settings(max_examples=15, stateful_step_count=30, deadline=None)
 TestAsynchronous = Asynchronous.TestCase
 TestAsynchronous.settings = LIMITS
 TestWithSlots = WithSlots.TestCase

@@ -101,7 +101,7 @@ class Followed(RuleBasedStateMachine):
             self.be_equal()
 
 
-Followed.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+Followed.TestCase.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
 TestFollowed = Followed.TestCase
 
 
