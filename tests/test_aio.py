@@ -15,6 +15,7 @@ import pytest
 import zmqps
 from tests.inprocess import InProcessCluster
 from tests.pace import allow
+from tests.tables import for_each
 from zmqps.core.worker.layout.rollbacks import Rollback
 from zmqps.errors import ClosedError, ConfigurationError, DeadlineError, UnknownParameterError
 
@@ -183,7 +184,7 @@ NAMES = [
 ]
 
 
-@pytest.mark.parametrize(("ours", "theirs", "name"), NAMES)
+@for_each("ours, theirs, name", NAMES)
 def test_names_arguments_and_texts_are_those_of_what_blocks(ours: Any, theirs: Any, name: str) -> None:
     found, other = getattr(ours, name), getattr(theirs, name)
     if isinstance(other, property):

@@ -108,8 +108,8 @@ def test_an_option_of_a_job_that_has_another_name_elsewhere_is_known(
         worker.init({"w": np.zeros(1)}, optimizer=optim.sgd(0.1), **{wrong: "sync"})
 
 
-@pytest.mark.parametrize(
-    ("call", "said"),
+@for_each(
+    "call, said",
     [
         (lambda worker: worker.checkpoint("saves"), "checkpoint() takes nothing by position"),
         (lambda worker: worker.log(loss=1.0), "has no option 'loss'; its options are values, step"),
@@ -174,8 +174,8 @@ def test_no_call_has_more_than_ten_options() -> None:
         assert sum(p.kind is p.KEYWORD_ONLY for p in parameters) <= 10, name
 
 
-@pytest.mark.parametrize(
-    ("owner", "elsewhere"),
+@for_each(
+    "owner, elsewhere",
     [
         (zmqps.Worker, ELSEWHERE),
         (zmqps.LocalCluster, of_cluster),

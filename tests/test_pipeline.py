@@ -84,7 +84,7 @@ def test_floats_travel_in_the_codec_of_the_channel_or_the_call(codec, tmp_path: 
 
 def test_an_array_of_many_frames_arrives_whole(both: tuple[pipeline.Channel, pipeline.Channel]) -> None:
     head, tail = both
-    large = np.arange(20 << 20, dtype=np.float32)
+    large = np.arange(5 << 20, dtype=np.float32)
     with ThreadPoolExecutor(1) as pool:
         received = pool.submit(tail.receive)
         head.send({"large": large})

@@ -35,7 +35,7 @@ from zmqps.optim import OptimizerSpec, make_kernel
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-DIM = 6
+DIM, STEPS = 6, 20
 #: The rules that are compared, by the name of the table that has each.
 RULES: dict[str, OptimizerSpec] = {
     "sgd": optim.sgd(0.3),
@@ -109,7 +109,7 @@ def test_four_synchronous_workers_train_what_one_process_does(servers: int) -> N
             int(rng.integers(1, 9)),
         )
         for name in RULES
-        for step in range(50)
+        for step in range(STEPS)
         for rank in range(4)
     }
     with InProcessCluster(servers=servers) as cluster, Team(cluster.address, 4, {}, tables=tables, mode="sync") as team:
@@ -118,7 +118,7 @@ def test_four_synchronous_workers_train_what_one_process_does(servers: int) -> N
         )
 
         def train(worker: zmqps.Worker) -> None:
-            for step in range(50):
+            for step in range(STEPS):
                 pushes = []
                 for name in RULES:
                     ids, grads, examples = batches[name, step, worker.rank]
@@ -133,7 +133,7 @@ def test_four_synchronous_workers_train_what_one_process_does(servers: int) -> N
         for name, spec in RULES.items():
             of_table = begin[name]
             dense = Dense(spec, lambda id_, rows=of_table: rows[position[id_]].copy())  # type: ignore[misc]
-            for step in range(50):
+            for step in range(STEPS):
                 found = [batches[name, step, rank] for rank in range(4)]
                 dense.step([(ids, grads[: ids.size], examples) for ids, grads, examples in found])
             expected = np.stack([dense.row(int(id_)) for id_ in pool])

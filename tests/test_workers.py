@@ -53,10 +53,10 @@ def train(worker: zmqps.Worker, steps: int, how: str = "") -> Any:
 
 
 def test_results_are_in_the_order_of_ranks() -> None:
-    results = zmqps.run(train, 3, servers=zmqps.Servers(kernels="numpy"), workers=3, timeout=PATIENCE)
-    assert [rank for rank, _ in results] == [0, 1, 2]
+    results = zmqps.run(train, 3, servers=zmqps.Servers(kernels="numpy"), workers=2, timeout=PATIENCE)
+    assert [rank for rank, _ in results] == [0, 1]
     for _, w in results:
-        np.testing.assert_array_equal(w, np.full(4, -3.0))
+        np.testing.assert_array_equal(w, np.full(4, -1.5))
 
 
 @pytest.mark.processes

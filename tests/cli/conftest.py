@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from tests.pace import allow
+from zmqps.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Seconds that anything here may take; a machine under load is slow, a hang is for ever.
@@ -110,5 +111,21 @@ def zmqps(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
                 end(popen)  # what it has started, too: a node that is still starting would outlast the test
                 raise
         return subprocess.CompletedProcess(popen.args, popen.returncode, stdout, stderr)
+
+    return run
+
+
+@pytest.fixture
+def within(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """As `zmqps`, in the process of the test: for a command that starts nothing."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        code = main.run(arguments)
+        said = capsys.readouterr()
+        return subprocess.CompletedProcess(arguments, code, said.out, said.err)
 
     return run

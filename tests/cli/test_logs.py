@@ -49,14 +49,14 @@ def logs(tmp_path: Path, now: datetime) -> Path:
     return path
 
 
-def shown(zmqps: Any, *arguments: str) -> list[str]:
-    done = zmqps("logs", *arguments)
+def shown(within: Any, *arguments: str) -> list[str]:
+    done = within("logs", *arguments)
     assert done.returncode == exits.OK, done.stderr
     return [line.split(" | ")[1].split(" ", 2)[2] for line in done.stdout.splitlines()]
 
 
-def test_logs_are_merged_by_time(zmqps, logs) -> None:
-    assert shown(zmqps) == [
+def test_logs_are_merged_by_time(within, logs) -> None:
+    assert shown(within) == [
         "coordinator at tcp://127.0.0.1:1",
         "shard 0 [job=digits]",
         "loss 0.3",
@@ -67,26 +67,26 @@ def test_logs_are_merged_by_time(zmqps, logs) -> None:
         "warning: waiting [job=other]",
         "error: job 'other': it is over",
     ]
-    assert shown(zmqps, "-n", "2") == ["warning: waiting [job=other]", "error: job 'other': it is over"]
+    assert shown(within, "-n", "2") == ["warning: waiting [job=other]", "error: job 'other': it is over"]
 
 
-def test_options_choose_what_is_shown(zmqps, logs, now) -> None:
-    assert shown(zmqps, "--level", "error") == [
+def test_options_choose_what_is_shown(within, logs, now) -> None:
+    assert shown(within, "--level", "error") == [
         "error: Traceback (most recent call last):", "error:   x", "error: OSError: disk",
         "error: job 'other': it is over",
     ]  # fmt: skip
     since = (now - timedelta(seconds=120)).isoformat()
-    assert shown(zmqps, "--since", since, "--level", "warning", "--node", "worker-2") == [
+    assert shown(within, "--since", since, "--level", "warning", "--node", "worker-2") == [
         "warning: waiting [job=other]"
     ]
-    assert shown(zmqps, "--since", since, "--node", "worker", "coordinator", "--job", "other") == [
+    assert shown(within, "--since", since, "--node", "worker", "coordinator", "--job", "other") == [
         "warning: waiting [job=other]", "error: job 'other': it is over"
     ]  # fmt: skip
-    assert shown(zmqps, "--since", "6m", "server", "--node", "coordinator")[0] == "shard 0 [job=digits]"
+    assert shown(within, "--since", "6m", "server", "--node", "coordinator")[0] == "shard 0 [job=digits]"
 
 
-def test_json_has_all_fields(zmqps, logs, now) -> None:
-    entries = [json.loads(line) for line in zmqps("logs", "--json", "--job", "digits").stdout.splitlines()]
+def test_json_has_all_fields(within, logs, now) -> None:
+    entries = [json.loads(line) for line in within("logs", "--json", "--job", "digits").stdout.splitlines()]
     assert [(e["node"], e["level"], e["message"], e["job"], e.get("error")) for e in entries] == [
         ("server-0", "info", "shard 0", "digits", None),
         ("coordinator", "warning", "lost worker 1", "digits", "Z006"),
@@ -96,13 +96,13 @@ def test_json_has_all_fields(zmqps, logs, now) -> None:
     )
 
 
-def test_what_cannot_be_meant_is_refused(zmqps, logs) -> None:
+def test_what_cannot_be_meant_is_refused(within, logs) -> None:
     for arguments, text in (
         (("--node", "server-7"), "no log of server-7; there are coordinator, server-0, worker-1, worker-2"),
         (("--since", "yesterday"), "'yesterday' is not a time"),
         (("--level", "loud"), "'loud' is not one of"),
     ):
-        done = zmqps("logs", *arguments)
+        done = within("logs", *arguments)
         assert done.returncode == exits.USAGE
         assert text in done.stderr
 

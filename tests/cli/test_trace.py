@@ -44,4 +44,4 @@ def test_a_port_where_nobody_listens_is_soon_said(ask: Callable[[str], Any], mon
 
 def test_the_end_of_a_job_that_nobody_can_be_asked_for_is_said_of_that_end() -> None:
     with reserved_port() as port, pytest.raises(DeadlineError, match=r"^jobs end timed out"):
-        inquiry.end_job(f"tcp://127.0.0.1:{port}", "default", timeout=1.0)
+        inquiry.end_job(f"tcp://127.0.0.1:{port}", "default", timeout=0.2)

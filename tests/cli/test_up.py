@@ -257,10 +257,10 @@ def test_pinned_workers_see_one_gpu_each_in_turn(zmqps, monkeypatch) -> None:
     assert {"worker 0 on 5", "worker 1 on GPU-7", "worker 2 on 5"} <= said
 
 
-@pytest.mark.parametrize("option", [("--pin-workers",), ("--servers-per-gpu", "1")])
-def test_without_a_gpu_nothing_is_started_for_one(zmqps, monkeypatch, option) -> None:
+@for_each("option", [("--pin-workers",), ("--servers-per-gpu", "1")])
+def test_without_a_gpu_nothing_is_started_for_one(within, monkeypatch, option) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    result = zmqps(*UP, *option, "--", "true")
+    result = within(*UP, *option, "--", "true")
     assert result.returncode != exits.OK
     assert "there is no GPU to" in result.stderr
 
@@ -403,8 +403,8 @@ def test_a_start_that_takes_too_long_says_what_is_missing(zmqps, tmp_path) -> No
     assert not state_path(tmp_path).exists()
 
 
-def test_a_command_that_does_not_exist_is_refused_before_anything_starts(zmqps, tmp_path) -> None:
-    result = zmqps(*UP, "--", "no-such-command")
+def test_a_command_that_does_not_exist_is_refused_before_anything_starts(within, tmp_path) -> None:
+    result = within(*UP, "--", "no-such-command")
     assert result.returncode == exits.USAGE
     assert "no-such-command" in result.stderr
     assert list(tmp_path.iterdir()) == []
@@ -421,8 +421,8 @@ def test_down_kills_what_does_not_end(start, zmqps) -> None:
     assert_gone(processes, PATIENCE)
 
 
-def test_a_status_nobody_answers_says_so(zmqps) -> None:
-    result = zmqps("status", "--coordinator", "tcp://127.0.0.1:1", "--timeout", "0.2")
+def test_a_status_nobody_answers_says_so(within) -> None:
+    result = within("status", "--coordinator", "tcp://127.0.0.1:1", "--timeout", "0.2")
     assert result.returncode == exits.COORDINATOR_LOST
     assert result.stderr == (
         "zmqps: status timed out after 0.2 s, waiting for the coordinator at tcp://127.0.0.1:1 to answer [Z004]\n"

@@ -25,7 +25,7 @@ class Copied:
 
 @pytest.fixture(scope="module")
 def worker() -> Iterator[zmqps.Worker]:
-    with zmqps.LocalCluster() as cluster, zmqps.connect(cluster.address) as worker:
+    with running(1, 4096) as cluster, zmqps.connect(cluster.address) as worker:
         worker.init({"a": np.zeros(4, "f4"), "b": np.zeros(5, "f4"), "s": np.float32(3)}, optimizer=SGD, mode="async")
         yield worker
 

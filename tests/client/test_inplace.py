@@ -156,7 +156,9 @@ def test_of_pushes_that_fail_a_few_give_up_their_memory(cluster: Cluster, staged
 def test_what_a_lost_leader_had_of_a_step_is_brought_as_it_was_pushed(options: dict[str, Any]) -> None:
     size = 1 << 18
     with (
-        zmqps.LocalCluster(2, replicas=1, limits=zmqps.Limits(heartbeat_timeout=stretch(2.0))) as local,
+        zmqps.LocalCluster(
+            zmqps.Servers(2, kernels="numpy"), replicas=1, limits=zmqps.Limits(heartbeat_timeout=stretch(2.0))
+        ) as local,
         zmqps.connect(local.address) as worker,
     ):
         worker.init({"w": np.zeros(size, np.float32)}, optimizer=zmqps.optim.sgd(1.0), mode="sync", **options)

@@ -54,7 +54,7 @@ def test_all_of_it_is_shown_where_that_is_asked_for(tmp_path: Path) -> None:
 
 def test_ctrl_c_is_one_line(tmp_path: Path) -> None:
     tries = "\ntry: begin()\nexcept zmqps.PSError:\n    raise KeyboardInterrupt"
-    said = run(CONNECTS.replace("\nbegin()", tries), tmp_path)
+    said = run(CONNECTS.replace(NOBODY, "nothing at all").replace("\nbegin()", tries), tmp_path)
     assert said == [f"KeyboardInterrupt in {tmp_path / 'script.py'}, line 6"]
 
 

@@ -148,7 +148,7 @@ def test_nobody_waits_at_the_door_for_ever(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_nobody_is_shut_for_the_time_that_the_door_stood_still(monkeypatch: pytest.MonkeyPatch) -> None:
-    patience = stretch(2.0)
+    patience = stretch(1.0)
     monkeypatch.setattr(door, "PATIENCE_S", patience)
 
     async def scenario(server: End) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from bench import results
 from bench.__main__ import main
 from bench.gate import command
 
@@ -29,6 +30,7 @@ def roots(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[Path]]:
         clock, processor = PACE[case]
         return [command.Sample(2.0 + number, 3.0), command.Sample((2.0 + number) * clock, 3.0 * processor)]
 
+    monkeypatch.setattr(results, "_copy_s", lambda: 0.1)
     monkeypatch.setattr(command, "measure_round", measure_round)
     monkeypatch.setattr(command, "CASES", dict.fromkeys(PACE))
     return measured
