@@ -30,6 +30,7 @@ from zmqps.nodes.server import ServerConfig, make_shard
 
 PATIENCE = allow(20.0)
 ANYWHERE = "tcp://127.0.0.1:0"
+LOG = logging.getLogger("zmqps.tests")
 
 
 class InProcessCluster:
@@ -47,6 +48,7 @@ class InProcessCluster:
 
     def __init__(self, keys: Path | None = None, device: Device | None = None, **options: Any) -> None:
         self.address = ""
+        self.drivers: list[Driver] = []  # the coordinator's is the first
         self._keys = load_node_keys(keys)
         self._device = device
         self._options = CoordinatorOptions(**{"heartbeat_timeout": stretch(10.0), **options})  # all is in one process
@@ -54,25 +56,27 @@ class InProcessCluster:
         self._thread = threading.Thread(target=lambda: loops.run(self._run()))
 
     async def _run(self) -> None:
-        log = logging.getLogger("zmqps.tests")
         transport, identity = make_node("coordinator", "coordinator", self._keys)
         self.address = identity.endpoint
-        drivers = self._drivers = [Driver(CoordinatorMachine(identity, self._options), transport, log)]
+        self.drivers.append(Driver(CoordinatorMachine(identity, self._options), transport, LOG))
         streams = None if self._device is None else Streams(self._device)
         if streams is not None:
             streams.enter()  # as a server does, for all that its loop computes
         for number in range(self._options.servers):
-            transport, identity = make_node("server", f"server-{number}", self._keys)
-            build = partial(make_shard, ServerConfig(coordinator=self.address, kernels="numpy"), streams=streams)
-            drivers.append(Driver(ServerMachine(identity, self.address, build), transport, log))
+            self.drivers.append(await self._server(f"server-{number}", streams))
         self._loop = asyncio.get_running_loop()
-        ended = asyncio.gather(*(driver.run() for driver in drivers))
+        ended = asyncio.gather(*(driver.run() for driver in self.drivers))
         self._loop.call_soon(self._started.set)  # behind the first steps of the drivers, which open their connections
         await ended
 
+    async def _server(self, name: str, streams: Streams | None) -> Driver:
+        transport, identity = make_node("server", name, self._keys)
+        build = partial(make_shard, ServerConfig(coordinator=self.address, kernels="numpy"), streams=streams)
+        return Driver(ServerMachine(identity, self.address, build), transport, LOG)
+
     def transport(self, role: str) -> ZmqTransport:
         """Return that of the coordinator, or of the first server."""
-        found = self._drivers[role == "server"].transport
+        found = self.drivers[role == "server"].transport
         assert isinstance(found, ZmqTransport)
         return found
 
@@ -97,7 +101,7 @@ class InProcessCluster:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         with suppress(RuntimeError):  # the loop is closed: the cluster has ended with its workers
-            for driver in self._drivers:  # the coordinator does not tell servers that it does not know yet
+            for driver in self.drivers:  # the coordinator does not tell servers that it does not know yet
                 self._loop.call_soon_threadsafe(driver.submit, Stop("the test is over"))
         self._thread.join(PATIENCE)
         assert not self._thread.is_alive()

@@ -20,7 +20,7 @@ ONES = {name: np.ones_like(value) for name, value in VALUES.items()}
 
 def tenants(cluster: InProcessCluster) -> dict[int, Tenant]:
     """Return the copies of all servers, by their numbers."""
-    machines = [driver.machine for driver in cluster._drivers[1:]]
+    machines = [driver.machine for driver in cluster.drivers[1:]]
     return {epoch: tenant for machine in machines for epoch, tenant in machine.tenants.items()}  # type: ignore[attr-defined]
 
 

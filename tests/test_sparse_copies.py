@@ -32,7 +32,7 @@ def copies(cluster: InProcessCluster) -> list[tuple[bool, dict[str, Any]]]:
         return table.version, table.steps, [array.tolist() for array in kept.arrays]
 
     def look() -> None:
-        machines = [driver.machine for driver in cluster._drivers[1:]]
+        machines = [driver.machine for driver in cluster.drivers[1:]]
         tenants = [tenant for machine in machines for tenant in machine.tenants.values()]  # type: ignore[attr-defined]
         found.set_result(
             [

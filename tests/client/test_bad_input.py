@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import zmqps
-from tests.net.cluster import running
+from tests.net.cluster import Cluster
 from tests.tables import for_each
 
 SGD = zmqps.optim.sgd(learning_rate=0.1)
@@ -25,7 +25,7 @@ class Copied:
 
 @pytest.fixture(scope="module")
 def worker() -> Iterator[zmqps.Worker]:
-    with running(1, 4096) as cluster, zmqps.connect(cluster.address) as worker:
+    with Cluster(1, 4096) as cluster, zmqps.connect(cluster.address) as worker:
         worker.init({"a": np.zeros(4, "f4"), "b": np.zeros(5, "f4"), "s": np.float32(3)}, optimizer=SGD, mode="async")
         yield worker
 
@@ -154,7 +154,7 @@ ODD = {"w": np.zeros(3, ">f4"), "s": np.float64(2), "e": np.zeros((0, 4), "f2"),
 @for_each("dtype", [">f4", "<f4", ">f8", "<f8", "f2"])
 def test_arrays_of_any_float_order_of_bytes_and_layout_are_taken_and_filled(dtype: str) -> None:
     """What is odd about them is put right on the way, and zeros and ones are so in every dtype."""
-    with running(2, 4096) as cluster, zmqps.connect(cluster.address) as worker:
+    with Cluster(2, 4096) as cluster, zmqps.connect(cluster.address) as worker:
         worker.init(ODD, optimizer=zmqps.optim.sgd(learning_rate=1.0), mode="async")
         numbers = np.arange(6, dtype=dtype)
         worker.push(

@@ -95,7 +95,7 @@ def test_who_has_lost_the_coordinator_rejoins_as_soon_as_it_is_reached_again() -
 
 def test_a_lost_server_leaves_nothing_to_rejoin() -> None:
     with training() as (cluster, _, worker):
-        cluster._loop.call_soon_threadsafe(cluster._drivers[1].submit, Stop("the test takes it away"))
+        cluster._loop.call_soon_threadsafe(cluster.drivers[1].submit, Stop("the test takes it away"))
         cluster.wait_until(lambda status: any(gone["role"] == "server" for gone in status["gone"]))
         with pytest.raises(zmqps.PeerLostError, match=r"lost server 0 .* are lost; begin the job again") as lost:
             worker.pull(timeout=PATIENCE)

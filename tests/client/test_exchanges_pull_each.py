@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import zmqps
-from tests.net.cluster import PATIENCE, Cluster, running
+from tests.net.cluster import PATIENCE, Cluster
 from tests.tables import for_each
 from zmqps.errors import (
     ClosedError,
@@ -30,7 +30,7 @@ VALUES = {name: np.arange(size, dtype=np.float32) + i for i, (name, size) in enu
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    with running(2, SLICE_NBYTES) as it:
+    with Cluster(2, SLICE_NBYTES) as it:
         yield it
 
 
@@ -118,7 +118,7 @@ def test_closing_the_worker_ends_the_wait(worker: zmqps.Worker) -> None:
 
 def test_a_version_that_is_gone_is_an_error_and_no_mixture() -> None:
     ones = {name: np.ones(size, np.float32) for name, size in SIZES.items()}
-    with running(2, SLICE_NBYTES) as cluster, zmqps.connect(cluster.address) as worker:
+    with Cluster(2, SLICE_NBYTES) as cluster, zmqps.connect(cluster.address) as worker:
         worker.init(VALUES, optimizer=zmqps.optim.sgd(1.0), mode="sync", steps=zmqps.Steps(retain=1))
         worker.push(ones)
         worker.push(ones)

@@ -14,7 +14,7 @@ import pytest
 
 import zmqps
 from tests.modes import MODES
-from tests.net.cluster import PATIENCE, Cluster, running
+from tests.net.cluster import PATIENCE, Cluster
 from tests.pace import stretch
 from tests.tables import for_each, one_in
 from zmqps.client import inplace
@@ -28,7 +28,7 @@ SIZES = (1, 0, 7919, GATHER_NBYTES // 4 + 1, 262_144 + 3, 63)
 
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
-    with running(num_servers=2, slice_nbytes=GATHER_NBYTES) as it:
+    with Cluster(servers=2, slice_nbytes=GATHER_NBYTES) as it:
         yield it
 
 
@@ -323,7 +323,7 @@ def test_values_that_are_written_to_are_copied_soon(cluster: Cluster, lent: list
 
 @pytest.mark.processes
 def test_values_stay_what_they_are_when_the_worker_and_its_servers_are_gone() -> None:
-    with running(num_servers=1, slice_nbytes=GATHER_NBYTES) as cluster, zmqps.connect(cluster.address) as worker:
+    with Cluster(servers=1, slice_nbytes=GATHER_NBYTES) as cluster, zmqps.connect(cluster.address) as worker:
         start(worker, mode="sync")
         worker.push_pull(values(1))
         got = worker.push_pull(values(2))

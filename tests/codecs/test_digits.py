@@ -18,7 +18,7 @@ import pytest
 
 import zmqps
 from tests.codecs.cases import AS_NAMED
-from tests.net.cluster import running
+from tests.net.cluster import Cluster
 from zmqps import codecs
 from zmqps.optim import adam, make_kernel, scale_linearly
 
@@ -111,7 +111,7 @@ def test_the_whole_job_comes_within_one_point_of_raw(learn: Callable[..., float]
 def test_the_example_learns_through_a_cluster(digits: Any, codec: str, passes: int, capsys) -> None:
     options = argparse.Namespace(passes=passes, batch=16, mode="sync", share=WORKERS, codec=codec, report=os.devnull)
     with ExitStack() as stack:
-        cluster = stack.enter_context(running(2, 1 << 20, workers=WORKERS))
+        cluster = stack.enter_context(Cluster(2, 1 << 20, workers=WORKERS))
         workers = [stack.enter_context(zmqps.connect(cluster.address)) for _ in range(WORKERS)]
         pool = stack.enter_context(ThreadPoolExecutor(WORKERS))
         list(pool.map(lambda worker: digits.train(worker, options), workers))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import zmqps
-from tests.net.cluster import running
+from tests.net.cluster import Cluster
 from tests.net.slowlink import SlowLink
 from tests.net.test_zeromq import ANYWHERE, PATIENCE, End, with_ends
 from zmqps.core.protocol.events import COORDINATOR
@@ -120,7 +120,7 @@ def test_of_what_is_no_tcp_connection_nothing_is_known() -> None:
 def test_over_a_slow_link_nothing_is_sent_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link, "PROBE_S", 0.1)
     slow, values = SlowLink(8e6), np.zeros(SIZE, np.float32)
-    with running(1, slice_nbytes=2 << 20, proxy=slow) as cluster, zmqps.connect(cluster.address, transport="tcp") as w:
+    with Cluster(1, slice_nbytes=2 << 20, proxy=slow) as cluster, zmqps.connect(cluster.address, transport="tcp") as w:
         w.init({"w": values}, optimizer=zmqps.optim.sgd(1.0), mode="async")
         before = slow.nbytes[0]
         w.push({"w": np.ones_like(values)}, timeout=PATIENCE)
@@ -132,7 +132,7 @@ def test_over_a_slow_link_nothing_is_sent_twice(monkeypatch: pytest.MonkeyPatch)
 def test_what_is_lost_with_a_connection_is_sent_again_and_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link, "PROBE_S", 1000.0)  # the connection itself says that it is back
     slow, values = SlowLink(16e6), np.zeros(SIZE, np.float32)
-    with running(1, slice_nbytes=1 << 20, proxy=slow) as cluster, zmqps.connect(cluster.address, transport="tcp") as w:
+    with Cluster(1, slice_nbytes=1 << 20, proxy=slow) as cluster, zmqps.connect(cluster.address, transport="tcp") as w:
         w.init({"w": values}, optimizer=zmqps.optim.sgd(1.0), mode="async")
         slow.cut()
         before = slow.nbytes[0]

@@ -22,7 +22,7 @@ import pytest
 import zmqps
 import zmqps.optim
 from tests.attack.raw import NULL, RawPeer, connect, frame, message
-from tests.net.cluster import Cluster, running
+from tests.net.cluster import Cluster
 from tests.net.test_zeromq import ANYWHERE, HELLO, PATIENCE, End, with_ends
 from tests.pace import allow, stretch
 from tests.tables import for_each
@@ -112,7 +112,7 @@ def half_a_frame() -> Iterator[bytes]:
 def test_what_a_stranger_sends_beyond_a_hello_is_thrown_away_and_others_train_on(
     what: Callable[[], Iterator[bytes]],
 ) -> None:
-    with running(1, 1 << 16) as cluster, training(cluster):
+    with Cluster(1, 1 << 16) as cluster, training(cluster):
         before = psutil.Process().memory_info().rss
         clients = []
         for endpoint in endpoints(cluster):
@@ -131,7 +131,7 @@ def test_what_a_stranger_sends_beyond_a_hello_is_thrown_away_and_others_train_on
 
 def test_nobody_waits_at_the_door_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(door, "PATIENCE_S", 0.2)
-    with running(1, 1 << 16) as cluster:
+    with Cluster(1, 1 << 16) as cluster:
         for endpoint in endpoints(cluster):
             with (
                 RawPeer(endpoint, PATIENCE) as silent,
@@ -168,7 +168,7 @@ def test_nobody_is_shut_for_the_time_that_the_door_stood_still(monkeypatch: pyte
 
 
 def test_the_first_of_too_many_strangers_has_to_go_and_newcomers_are_let_in() -> None:
-    with running(1, 1 << 16) as cluster, contextlib.ExitStack() as stack:
+    with Cluster(1, 1 << 16) as cluster, contextlib.ExitStack() as stack:
         for transport in transports(cluster):
             assert transport._door is not None
             transport._door.max_strangers = 8
@@ -180,7 +180,7 @@ def test_the_first_of_too_many_strangers_has_to_go_and_newcomers_are_let_in() ->
 
 
 def test_requests_of_somebody_who_does_not_join_are_answered_and_too_many_are_not() -> None:
-    with running(1, 1 << 16) as cluster, RawPeer(cluster.address, PATIENCE).shake_hands(b"asker") as asker:
+    with Cluster(1, 1 << 16) as cluster, RawPeer(cluster.address, PATIENCE).shake_hands(b"asker") as asker:
         question = encode(zmqps.core.protocol.messages.StatusRequest(1))
         for _ in range(20):
             asker.send(message([bytes(f) for f in question]))
@@ -213,7 +213,7 @@ def test_nothing_is_heard_any_more_of_a_stranger_that_was_shut() -> None:
 
 
 def test_a_stranger_gets_an_answer_to_a_short_message_of_any_kind() -> None:
-    with running(1, 1 << 16) as cluster, RawPeer(endpoints(cluster)[1], PATIENCE).shake_hands(b"early") as early:
+    with Cluster(1, 1 << 16) as cluster, RawPeer(endpoints(cluster)[1], PATIENCE).shake_hands(b"early") as early:
         early.send(message([bytes(f) for f in encode(Pull(7, 1, 0, 0, "raw", ((0, 0, ()),)))]))
         (answer,) = early.receive()
         assert b"Pull before Hello" in answer
@@ -499,7 +499,7 @@ def test_a_node_without_descriptors_says_so_and_neither_spins_nor_locks_anybody_
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
 def test_another_user_of_this_host_is_shut_over_ipc_and_this_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(door, "PATIENCE_S", 10 * PATIENCE)  # that is not why, nor is the handshake that takes over 5 s
-    with running(1, 1 << 16) as cluster:
+    with Cluster(1, 1 << 16) as cluster:
         local = cluster.drivers[1].machine.member.identity.endpoint.split()[1]  # type: ignore[attr-defined]
         script = (
             "import socket, sys; s = socket.socket(socket.AF_UNIX); s.settimeout(5); s.connect(chr(0) + sys.argv[1])"

@@ -14,7 +14,7 @@ import pytest
 
 import zmqps
 from tests.codecs.cases import SPECS as CODECS
-from tests.net.cluster import PATIENCE, running
+from tests.net.cluster import PATIENCE, Cluster
 from tests.net.proxy import Proxy
 from tests.optim.specs import SPECS as OPTIMIZERS
 from tests.reference import Reference, odd_parameters
@@ -50,7 +50,7 @@ def train(transport: str, optimizer: str) -> None:
     everything = set(range(len(PARAMETERS)))
     proxy = Proxy(1)
     with ExitStack() as stack:
-        cluster = stack.enter_context(running(SERVERS, SLICE_NBYTES, kernels="numba", proxy=proxy))
+        cluster = stack.enter_context(Cluster(SERVERS, SLICE_NBYTES, kernels="numba", proxy=proxy))
         workers = [
             stack.enter_context(zmqps.connect(cluster.address, transport=transport, timeout=PATIENCE))
             for _ in range(WORKERS)

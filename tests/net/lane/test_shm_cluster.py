@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import zmqps
-from tests.net.cluster import PATIENCE, Cluster, running
+from tests.net.cluster import PATIENCE, Cluster
 from zmqps.core.protocol.arrays import GATHER_NBYTES, lender_of, received
 from zmqps.core.server.dense import buffers
 from zmqps.net.lane.segment import DIRECTORY
@@ -37,7 +37,7 @@ SIZES = (0, 1, 2, 7919, SLICE - 1, SLICE, SLICE + 1, 419_429, 0, 3)
 
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
-    with running(num_servers=2, slice_nbytes=SLICE_NBYTES) as it:
+    with Cluster(servers=2, slice_nbytes=SLICE_NBYTES) as it:
         yield it
 
 
@@ -176,7 +176,7 @@ def test_in_place_and_by_copies_are_the_same_bit_for_bit(
     cluster: Cluster, transport: str, optimizer: zmqps.optim.OptimizerSpec
 ) -> None:
     with (
-        running(num_servers=2, slice_nbytes=SLICE_NBYTES) as another,
+        Cluster(servers=2, slice_nbytes=SLICE_NBYTES) as another,
         zmqps.connect(cluster.address, transport=transport) as here,
         zmqps.connect(another.address, transport="tcp") as reference,
     ):
@@ -235,7 +235,7 @@ def test_what_is_looked_at_stays_as_it_is_while_others_train(cluster: Cluster) -
 def test_one_who_gives_nothing_back_costs_a_server_three_times_its_values_and_no_more() -> None:
     initial = {name: np.zeros(SLICE, np.float32) for name in "ab"}
     with (
-        running(num_servers=1, slice_nbytes=SLICE_NBYTES) as cluster,
+        Cluster(servers=1, slice_nbytes=SLICE_NBYTES) as cluster,
         zmqps.connect(cluster.address, transport="shm", timeout=PATIENCE) as worker,
     ):
         worker.init(initial, optimizer=zmqps.optim.sgd(1.0), mode="async")
@@ -256,7 +256,7 @@ def test_where_a_server_lacks_the_memory_those_who_look_get_copies(monkeypatch: 
     monkeypatch.setattr("zmqps.nodes.server.Beside", lambda admitted, more: tight)
     initial = {name: np.zeros(SLICE, np.float32) for name in "abc"}
     with (
-        running(num_servers=1, slice_nbytes=SLICE_NBYTES) as cluster,
+        Cluster(servers=1, slice_nbytes=SLICE_NBYTES) as cluster,
         zmqps.connect(cluster.address, transport="shm", timeout=PATIENCE) as worker,
     ):
         worker.init(initial, optimizer=zmqps.optim.sgd(1.0), mode="async")
