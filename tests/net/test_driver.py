@@ -13,6 +13,7 @@ import pytest
 
 from tests.core.machines import hello
 from tests.logged import logged
+from tests.net.clock import Time
 from tests.pace import allow
 from tests.tables import for_each
 from zmqps.core.protocol import exits
@@ -92,16 +93,6 @@ class FakeTransport:
 
     def close(self, linger: float) -> None:
         self.closed.append(linger)
-
-
-class Time:
-    """What `time.monotonic` returns."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now
 
 
 class FakeMachine:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.net.clock import Time
 from tests.pace import allow
 from zmqps.core.node.awake import LOOK_S, SLACK_S
 from zmqps.net import loops
@@ -52,16 +53,6 @@ def test_a_loop_that_is_closed_says_so() -> None:
     loop.close()
     with pytest.raises(RuntimeError):
         ask_loop(loop, lambda: None)
-
-
-class Time:
-    """What `time.monotonic` returns."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now
 
 
 def test_what_a_loop_waits_for_is_not_due_earlier_because_the_process_stood_still(

@@ -7,23 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.net.clock import Time
 from zmqps.core.node.awake import LOOK_S, SLACK_S
 from zmqps.net import loops
 from zmqps.net.loops import Deadline
-
-
-class Time:
-    """What `time.monotonic` returns."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def wait(self, seconds: float) -> bool:
-        self.now += seconds
-        return False
 
 
 @pytest.fixture

@@ -293,12 +293,18 @@ def read_all(shard: Shard) -> Reading:
     return reader
 
 
-def test_spares_are_given_back_when_a_slow_reader_has_gone() -> None:
-    shard = new_shard("async", "host", Scarcity())
+def read_slowly(shard: Shard) -> list[Reading]:
+    """Let five readers begin, with a push after each, so that each reads other values."""
     slow = []
     for _ in range(5):
         slow.append(read_all(shard))
         push_all(shard)
+    return slow
+
+
+def test_spares_are_given_back_when_a_slow_reader_has_gone() -> None:
+    shard = new_shard("async", "host", Scarcity())
+    slow = read_slowly(shard)
     most = shard.counters["spare_nbytes"]
     assert most == 5 * PLACEMENT.nbytes(0) == held_nbytes(shard)
     for reader in slow:
@@ -316,10 +322,7 @@ def test_spares_are_given_back_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -
     given_back: list[int] = []
     monkeypatch.setattr(HostMemory, "given_back", lambda self, nbytes: given_back.append(nbytes))
     shard = new_shard("async", "host", Scarcity())
-    slow = []
-    for _ in range(5):
-        slow.append(read_all(shard))
-        push_all(shard)
+    slow = read_slowly(shard)
     most = shard.counters["spare_nbytes"]
     for reader in slow:
         reader.done = True

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.core.server.tables.test_row_snapshot_row_changes import RowChanges
 from tests.core.server.tables.test_table import DIM, ids, table, touch
+from tests.tables import for_each
 from zmqps.core.server.tables.row_snapshot import RowSnapshot, RowSnapshots
 from zmqps.core.server.tables.table import RowTable
 from zmqps.rows.kept import joined, rebased
@@ -133,7 +134,8 @@ def test_where_too_much_has_gone_all_is_written(monkeypatch: pytest.MonkeyPatch)
     assert changes.since(1, 1, [items]) == [None]
 
 
-def test_without_memory_a_snapshot_is_given_up_and_training_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+@for_each("when", ["while it is trained", "in a turn"])
+def test_without_memory_a_snapshot_is_given_up_and_training_goes_on(when: str) -> None:
     items = table()
     touch(items, 1, 2)
     snapshots = RowSnapshots([items])
@@ -141,25 +143,13 @@ def test_without_memory_a_snapshot_is_given_up_and_training_goes_on(monkeypatch:
     def fails(rows: Any) -> Any:
         raise MemoryError("no room")
 
-    monkeypatch.setattr(items, "kept", fails)
+    items.kept = fails  # type: ignore[method-assign]
+    if when == "in a turn":
+        with pytest.raises(MemoryError, match="no room"):
+            snapshots.next()
     touch(items, 2)
     assert str(snapshots.failed) == "no room"
     assert snapshots.next() is None
-    assert items.watchers.changing == []
-
-
-def test_without_memory_for_a_turn_it_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    items = table()
-    touch(items, 1, 2)
-    snapshots = RowSnapshots([items])
-
-    def fails(rows: Any) -> Any:
-        raise MemoryError("no room")
-
-    monkeypatch.setattr(items, "kept", fails)
-    with pytest.raises(MemoryError, match="no room"):
-        snapshots.next()
-    assert snapshots.failed is not None
     assert items.watchers.changing == []
 
 
