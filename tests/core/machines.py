@@ -270,15 +270,18 @@ class Coordinator:
     def wait(self, until: float, *alive: str) -> list[Action]:
         """Let time pass up to ``until``; those alive give signs of life."""
         actions: list[Action] = []
-        while self.now < until and not exits_of(actions):
+        new: list[Action] = []
+        while self.now < until and not exits_of(new):
+            new = []
             due = self.machine.next_deadline()
             self.now = min(until, self.now + 1.0, self.now + 1.0 if due is None else max(due, self.now))
             for name in alive:
-                actions += self.take(name, m.Heartbeat({}))
+                new += self.take(name, m.Heartbeat({}))
             due = self.machine.next_deadline()
             if due is not None and due <= self.now:
-                actions += self.machine.on_deadline(self.now)
+                new += self.machine.on_deadline(self.now)
                 self.machine.validate()
+            actions += new
         return actions
 
 

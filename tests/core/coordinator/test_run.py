@@ -450,7 +450,7 @@ def test_a_job_ends_with_its_lease_which_begins_when_the_last_has_gone() -> None
 def test_without_a_lease_an_idle_job_is_kept() -> None:
     coordinator = train_alone(lease=0.0)
     coordinator.take("w0", m.Leave("closed"))
-    assert sent(coordinator.wait(2_000.0, "s0"), m.Discard) == []
+    assert sent(coordinator.wait(200.0, "s0"), m.Discard) == []
     assert coordinator.run().state == "idle"
 
 
