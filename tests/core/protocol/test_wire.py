@@ -357,11 +357,11 @@ def test_the_maps_of_a_job_have_so_many_entries_at_most(maps) -> None:  # type: 
 
 def test_what_honest_nodes_send_is_never_too_greedy() -> None:
     rng = np.random.default_rng(5)
-    numbers = [int(n) for n in rng.integers(0, 1 << 32, 60_000)]
+    numbers = rng.integers(0, 1 << 32, 60_000).tolist()
     parts = [(n, n, ()) for n in numbers]
     assert isinstance(decode(encode(m.Pull(1, 1, 0, 0, "raw", parts))), m.Pull)
     assert isinstance(decode(encode(m.Ack(1, numbers, numbers))), m.Ack)
-    bounds = tuple(sorted({int(n) for n in rng.integers(0, 1 << 32, 400_000)})[:399_000])
+    bounds = tuple(np.unique(rng.integers(0, 1 << 32, 400_000))[:399_000].tolist())
     assert isinstance(decode(encode(m.Pull(1, 1, 0, 0, "raw", [(0, 0, bounds)]))), m.Pull)
     job = {"parameters": [[f"w{n}", [n, 3], "float32"] for n in range(200_000)], "slices": numbers}
     assert isinstance(decode(encode(m.Init(1, job))), m.Init)
