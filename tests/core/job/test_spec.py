@@ -177,6 +177,7 @@ def test_what_cannot_be_trained_is_refused(arguments, error, text) -> None:  # t
         ({"mode": "bounded", "staleness": 2, "deterministic": True}, "deterministic training is synchronous"),
         ({"mode": "sync", "deterministic": True, "aggregate": 3}, "not the first 3 that come"),
         ({"mode": "sync", "deterministic": True, "on_straggler": "continue"}, "cannot continue without a worker"),
+        ({"mode": "async", "treatment": {"name": "ignore"}}, "treatment must be one of"),
         ({"push_codec": "Zip"}, "no codec 'Zip' here; known are raw, bf16"),
         ({"push_codec": "a.b:c"}, "no codec 'a.b' here; known are raw, bf16"),
         ({"push_codec": "zip:" + 70 * "x"}, "at most 64 characters"),

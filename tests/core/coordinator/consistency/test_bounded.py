@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from zmqps.core.coordinator.consistency import Bounded
@@ -92,6 +92,7 @@ def test_workers_that_have_not_joined_yet_count_as_clock_zero() -> None:
         max_size=80,
     ),
 )
+@example(bound=1, events=[("advance", A), ("advance", B)] * 2 + [("leave", A), ("leave", B)])
 def test_no_released_worker_is_further_ahead_than_the_bound(bound: int, events: list[tuple[str, bytes]]) -> None:
     policy, waiting, paused = Bounded(bound), set[bytes](), set[bytes]()
     clocks = {worker: policy.join(worker) for worker in (A, B, C)}

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.tables import for_each
@@ -236,6 +236,7 @@ BOUNDS = st.sampled_from([((0, SIZE),), ((0, 2),), ((2, SIZE),), ((0, 2), (4, SI
 
 
 @given(st.lists(st.tuples(st.sampled_from([GRADIENT, SET, SET_TO_MEAN]), BOUNDS, st.integers(1, 3)), max_size=5))
+@example([(GRADIENT, ((0, SIZE),), 1), (SET, ((2, 4),), 1)])
 def test_an_element_is_set_by_the_first_who_sets_it_else_to_the_mean_else_it_is_trained(
     brought: list[tuple[float, tuple[tuple[int, int], ...], int]],
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.core.server.dense.test_buffers import Lent, Reading
@@ -186,6 +186,7 @@ OPERATIONS = st.one_of(
 @pytest.mark.parametrize("where", ["host", "device"])
 @pytest.mark.parametrize("mode", MODES)
 @given(operations=st.lists(OPERATIONS, min_size=1, max_size=12))
+@settings(max_examples=30, deadline=None)
 def test_what_fails_for_want_of_memory_changes_nothing(mode: str, where: str, operations: list[Any]) -> None:
     pair = Pair(mode, where)
     for name, *arguments in operations:
