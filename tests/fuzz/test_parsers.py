@@ -46,7 +46,7 @@ def test_what_is_accepted_is_read(name: str, tmp_path: Path) -> None:
 @for_each("name", PARSERS)
 def test_whatever_stands_there_is_read_or_refused_with_a_typed_error(name: str) -> None:
     @given(mutated(PARSERS[name].good()))
-    @settings(max_examples=8)
+    @settings(max_examples=15)
     def is_read_or_refused(data: bytes) -> None:
         feed(name, data)
 
