@@ -206,14 +206,14 @@ STEPS = st.lists(pushes(FIRST) | pushes(FIRST) | pulls(FIRST) | COMMITS, min_siz
 
 @pytest.mark.parametrize("nonfinite", ["reject", "allow"])
 @given(data=st.data())
-@settings(max_examples=15)
+@settings(max_examples=30)
 def test_a_server_answers_whatever_is_said_of_rows(data: st.DataObject, nonfinite: str) -> None:
     machine, first = server_of("async", nonfinite)
     check("async", first, machine, data.draw(SAID))
 
 
 @given(STEPS)
-@settings(max_examples=15)
+@settings(max_examples=30)
 def test_a_synchronous_server_does(messages: list[Message]) -> None:
     machine, first = server_of("sync")
     check("sync", first, machine, messages)

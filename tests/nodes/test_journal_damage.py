@@ -148,7 +148,7 @@ def test_one_whose_tables_are_not_as_they_were_made_is_damaged(settled: Path, tm
     assert not is_exact_or_refused(place)
 
 
-@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from(PLACES), st.floats(0, 1, exclude_max=True))
 def test_a_bit_that_is_not_what_was_written_is_noticed_or_harmless(
     written: Path, settled: Path, tmp_path: Path, chosen: tuple[str, str], where: float

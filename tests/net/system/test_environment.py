@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.tables import for_each
@@ -64,6 +64,7 @@ def test_where_nothing_says_it_the_error_lists_what_was_looked_for() -> None:
 
 
 @given(st.dictionaries(st.sampled_from(NAMES), st.text() | st.sampled_from(["0", "7", "[]", '{"cluster": 1}', TF])))
+@example({"MASTER_ADDR": "host-a", "RANK": "first", "WORLD_SIZE": "2"})
 def test_whatever_the_values_are_there_is_an_endpoint_or_a_typed_error(env: dict[str, str]) -> None:
     try:
         address, source = find_address(env)
