@@ -6,7 +6,7 @@ version that deltas are kept from gets one, the sum, and nobody keeps old values
 
     from zmqps import deltas
 
-    delta = deltas.pack(deltas.words(new) - deltas.words(old))
+    delta = deltas.between(deltas.words(old), deltas.words(new))
     deltas.add(delta, deltas.words(old))                      # old is new now
     delta = deltas.merge([first, second], old.size, np.dtype("u4"))
 
@@ -26,7 +26,7 @@ from ..codecs import Backend
 from ..errors import ProtocolError
 from .kernels import ADD, BLOCK, GAP_BITS, HEAD_NBYTES, LINE_NBYTES, PACK, SLACK_NBYTES
 
-__all__ = ["BLOCK", "Packer", "add", "merge", "num_changed", "pack", "words"]
+__all__ = ["BLOCK", "Packer", "add", "between", "merge", "num_changed", "words"]
 
 Words = np.ndarray[Any, np.dtype[Any]]
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -87,18 +87,21 @@ class Packer:
         return made
 
 
-def pack(differences: Words, *, backend: Backend = "numba") -> Bytes:
-    """Return a delta.
+def between(old: Words, new: Words, *, backend: Backend = "numba") -> Bytes:
+    """Return the delta from one version to another.
 
     Parameters
     ----------
-    differences : ndarray of unsigned integers
-        New words less old ones.
+    old, new : ndarray of unsigned integers
+        As many words of one size.
     """
-    packer = Packer(differences.dtype, backend)
-    for start in range(0, differences.size, BLOCK):
-        block = differences[start : start + BLOCK]
-        packer.add(block if block.size == BLOCK else _padded(block), block.size)
+    packer = Packer(new.dtype, backend)
+    differences = np.zeros(BLOCK, new.dtype)  # of a block, so that they are still in the cache when they are packed
+    for start in range(0, new.size, BLOCK):
+        block = new[start : start + BLOCK]
+        np.subtract(block, old[start : start + BLOCK], out=differences[: block.size])
+        differences[block.size :] = 0
+        packer.add(differences, block.size)
     return packer.finish()
 
 
@@ -108,7 +111,7 @@ def add(delta: Bytes, words: Words, *, subtract: bool = False, backend: Backend 
     Parameters
     ----------
     delta : ndarray of uint8
-        From `pack` or `merge`, perhaps of a stranger.
+        From `between` or `merge`, perhaps of a stranger.
     words : ndarray of unsigned integers
         Of the older version, as many as the delta is of; or with ``subtract`` of the newer one, which become the older.
 
@@ -161,12 +164,6 @@ def num_changed(delta: Bytes, size: int) -> int:
         for start, block in _blocks(delta, size)
         if block.size
     )
-
-
-def _padded(block: Words) -> Words:
-    padded = np.zeros(BLOCK, block.dtype)
-    padded[: block.size] = block
-    return padded
 
 
 def _blocks(delta: Bytes, size: int) -> Iterator[tuple[int, Bytes]]:
