@@ -17,7 +17,9 @@ from zmqps.errors import CheckpointCorruptError, ConfigurationError, DtypeError,
 from zmqps.extras import advice
 from zmqps.files import create, open_file
 
-ID, VALUES = "id", "values"
+ID, VALUES, OP = "id", "values", "op"
+#: What `OP` says of an id.
+UPSERT, DELETE = "upsert", "delete"
 
 
 def _pyarrow() -> Any:
@@ -44,38 +46,70 @@ def writer_of(format: str) -> Callable[[str, TableFacts], ArrowWriter]:
     return partial(ArrowWriter, _pyarrow(), format)
 
 
-class ArrowWriter:
-    """A Parquet or Arrow file (`RowWriter`): a row group, or a batch, for each write."""
+class _Writer:
+    """A new Parquet or Arrow file: a row group, or a batch, for each write."""
 
-    def __init__(self, pyarrow: Any, format: str, path: str, facts: TableFacts) -> None:
-        self._pa, self._dim = pyarrow, facts.dim
-        item = pyarrow.field("item", pyarrow.float32(), nullable=False)
-        fields = [
-            pyarrow.field(ID, pyarrow.int64(), nullable=False),
-            pyarrow.field(VALUES, pyarrow.list_(item, facts.dim), nullable=False),
-        ]
-        self._schema = pyarrow.schema(fields, metadata=facts.texts())
+    def __init__(self, pyarrow: Any, format: str, path: str, facts: TableFacts, *, changes: bool = False) -> None:
+        self._pa = pa = pyarrow
+        self._values = pa.list_(pa.field("item", pa.float32(), nullable=False), facts.dim)
+        fields = [pa.field(ID, pa.int64(), nullable=False), pa.field(VALUES, self._values, nullable=changes)]
+        if changes:
+            fields.insert(1, pa.field(OP, pa.string(), nullable=False))
+        texts = facts.texts()
+        if changes:
+            del texts["zmqps.version"]  # which is known at the end
+        self._schema = pa.schema(fields, metadata=texts)
         self._file = open(create(path), "wb")
-        make = pyarrow.parquet.ParquetWriter if format == "parquet" else pyarrow.ipc.new_file
+        make = pa.parquet.ParquetWriter if format == "parquet" else pa.ipc.new_file
         self._writer = make(self._file, self._schema)
 
-    def write(self, ids: Array, values: Array) -> None:
+    def _add(self, *columns: Any) -> None:
+        self._writer.write_batch(self._pa.record_batch([*columns], schema=self._schema))
+
+    def _lists(self, values: Array) -> Any:
         flat = np.ascontiguousarray(values, np.float32).reshape(-1)
-        lists = self._pa.FixedSizeListArray.from_arrays(self._pa.array(flat), type=self._schema.field(VALUES).type)
-        self._writer.write_batch(self._pa.record_batch([self._pa.array(ids), lists], schema=self._schema))
+        return self._pa.FixedSizeListArray.from_arrays(self._pa.array(flat), type=self._values)
 
     def finish(self) -> None:
+        """Complete the file, and wait until it is safe on the disk."""
         self._writer.close()
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
 
     def discard(self) -> None:
+        """Close it as it is; may be called again."""
         if not self._file.closed:
             with suppress(OSError):
                 self._writer.close()
             with suppress(OSError):
                 self._file.close()
+
+
+class ArrowWriter(_Writer):
+    """A file of rows (`RowWriter`)."""
+
+    def write(self, ids: Array, values: Array) -> None:
+        """Add some rows."""
+        self._add(self._pa.array(ids), self._lists(values))
+
+
+class ChangesWriter(_Writer):
+    """A Parquet file of changes: for each id what has become of it, in a column ``op``, and its row if it has one."""
+
+    def __init__(self, path: str, facts: TableFacts) -> None:
+        super().__init__(_pyarrow(), "parquet", path, facts, changes=True)
+
+    def has(self, version: int) -> None:
+        """Note in the metadata that all updates up to a version are in the file, and those before it."""
+        self._writer.add_key_value_metadata({"zmqps.version": str(version)})
+
+    def write(self, gone: Array, ids: Array, rows: Array) -> None:
+        """Add removed ids, then rows that were set."""
+        deleted = self._pa.nulls(gone.size, self._values)
+        for op, some, values in ((DELETE, gone, deleted), (UPSERT, ids, self._lists(rows))):
+            if some.size:
+                self._add(self._pa.array(some), self._pa.array([op] * some.size), values)
 
 
 def read_arrow(path: str, format: str, dim: int, most: int) -> Iterator[tuple[Array, Array]]:

@@ -12,12 +12,12 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Generic, Protocol, Self, TypeVar
 
 from zmqps import checks
 from zmqps.checkpoint.rows import TableFacts
 from zmqps.checkpoint.storage import LocalStorage, check_replaceable, naming_the_disk
-from zmqps.checkpoint.table_arrow import read_arrow, writer_of
+from zmqps.checkpoint.table_arrow import ChangesWriter, read_arrow, writer_of
 from zmqps.checkpoint.table_safetensors import SafetensorsWriter, read_safetensors
 from zmqps.core.protocol.arrays import Array
 from zmqps.errors import ConfigurationError
@@ -30,17 +30,24 @@ SUFFIXES: Mapping[str, tuple[str, ...]] = {
 }
 
 
-class RowWriter(Protocol):
+class NewFile(Protocol):
     """A new file, in one of the formats."""
-
-    def write(self, ids: Array, values: Array) -> None:
-        """Add some rows."""
 
     def finish(self) -> None:
         """Complete the file, and wait until it is safe on the disk."""
 
     def discard(self) -> None:
         """Remove it and its temporary files; may be called again."""
+
+
+class RowWriter(NewFile, Protocol):
+    """A new file of rows."""
+
+    def write(self, ids: Array, values: Array) -> None:
+        """Add some rows."""
+
+
+W = TypeVar("W", bound=NewFile)
 
 
 def format_of(path: str, name: str | None = None) -> str:
@@ -71,8 +78,53 @@ def _writer(format: str) -> Callable[[str, TableFacts], RowWriter]:
     return SafetensorsWriter if format == "safetensors" else writer_of(format)
 
 
-class TableFile:
-    """A file that is being written; it gets its name when it is complete.
+def check_arrow() -> None:
+    """Raise `ConfigurationError` unless files of Parquet and Arrow can be written."""
+    writer_of("parquet")
+
+
+class _NewFile(Generic[W]):
+    """A file that is being written; it gets its name when it is complete."""
+
+    def __init__(self, path: str, writer_of: Callable[[str, TableFacts], W], *, replace: bool) -> None:
+        self._path = path
+        self._writer_of = writer_of
+        check_replaceable(path, checks.flag("replace", replace))
+        self._unfinished = f"{path}.{secrets.token_hex(4)}.tmp"
+        self._writer: W | None = None
+        self.rows = 0
+
+    def begin(self, facts: TableFacts) -> None:
+        """Begin, or start over."""
+        self._discard()
+        with naming_the_disk(self._path):
+            self._writer = self._writer_of(self._unfinished, facts)
+        self.rows = 0
+
+    def publish(self) -> None:
+        """Complete the file and give it its name."""
+        assert self._writer is not None, "begin comes first"
+        with naming_the_disk(self._path):
+            self._writer.finish()
+            os.replace(self._unfinished, self._path)
+            LocalStorage().sync_directory(os.path.dirname(self._path) or ".")
+
+    def _discard(self) -> None:
+        if self._writer is not None:
+            self._writer.discard()
+            self._writer = None
+            with suppress(OSError):
+                LocalStorage().remove(self._unfinished)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._discard()
+
+
+class TableFile(_NewFile[RowWriter]):
+    """A file of rows that is being written; it gets its name when it is complete.
 
     Parameters
     ----------
@@ -95,19 +147,8 @@ class TableFile:
     """
 
     def __init__(self, path: str | os.PathLike[str], *, format: str | None = None, replace: bool = False) -> None:
-        self._path = os.fspath(path)
-        self._writer_of = _writer(format_of(self._path, format))
-        check_replaceable(self._path, checks.flag("replace", replace))
-        self._unfinished = f"{self._path}.{secrets.token_hex(4)}.tmp"
-        self._writer: RowWriter | None = None
-        self.rows = 0
-
-    def begin(self, facts: TableFacts) -> None:
-        """Begin, or start over."""
-        self._discard()
-        with naming_the_disk(self._path):
-            self._writer = self._writer_of(self._unfinished, facts)
-        self.rows = 0
+        name = os.fspath(path)
+        super().__init__(name, _writer(format_of(name, format)), replace=replace)
 
     def write(self, ids: Array, values: Array) -> None:
         """Add some rows."""
@@ -117,26 +158,36 @@ class TableFile:
                 self._writer.write(ids, values)
             self.rows += ids.size
 
-    def publish(self) -> None:
-        """Complete the file and give it its name."""
+
+class ChangesFile(_NewFile[ChangesWriter]):
+    """A Parquet file of changes that is being written, as `TableFile` is; it needs pyarrow.
+
+    Parameters
+    ----------
+    path
+        Of the new file.
+
+    Attributes
+    ----------
+    rows : int
+        How many ids it has so far.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        super().__init__(os.fspath(path), ChangesWriter, replace=True)
+
+    def write(self, gone: Array, ids: Array, rows: Array) -> None:
+        """Add ids whose rows were removed, then rows that were set."""
         assert self._writer is not None, "begin comes first"
         with naming_the_disk(self._path):
-            self._writer.finish()
-            os.replace(self._unfinished, self._path)
-            LocalStorage().sync_directory(os.path.dirname(self._path) or ".")
+            self._writer.write(gone, ids, rows)
+        self.rows += gone.size + ids.size
 
-    def _discard(self) -> None:
-        if self._writer is not None:
-            self._writer.discard()
-            self._writer = None
-            with suppress(OSError):
-                LocalStorage().remove(self._unfinished)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self._discard()
+    def publish_at(self, version: int) -> None:
+        """Complete the file, which with those before has all updates up to a version, and give it its name."""
+        assert self._writer is not None, "begin comes first"
+        self._writer.has(version)
+        self.publish()
 
 
 def read_table(

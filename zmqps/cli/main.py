@@ -13,6 +13,7 @@ from zmqps import __version__
 from zmqps.cli.checkpoint import checkpoint
 from zmqps.cli.doctor import doctor
 from zmqps.cli.explain import explain, give_help
+from zmqps.cli.follow import follow
 from zmqps.cli.health import health, stack
 from zmqps.cli.keys import keys
 from zmqps.cli.launch import agent, launch
@@ -42,7 +43,7 @@ SECTIONS: dict[str, tuple[click.Command, ...]] = {
     "Watch": (status, top, jobs, placement, health, stack, logs, trace, explain),
     "Change": (scale, drain),
     "Files": (checkpoint, keys),
-    "Nodes": (coordinator, server, agent),
+    "Nodes": (coordinator, server, agent, follow),
 }
 
 

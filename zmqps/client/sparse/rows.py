@@ -192,22 +192,7 @@ class RowRequests:
         return RowTarget(inverse=asked.inverse, out=own.reshape(-1, self.spec.dim), codec=codec), deliver
 
     def _ids(self, ids: Any) -> tuple[Array, tuple[int, ...]]:
-        """Return ids as a flat contiguous int64 array, and their shape."""
-        if type(ids) is np.ndarray and ids.dtype == _INT64:
-            array = ids
-        else:
-            if isinstance(ids, list | tuple | range | int):
-                try:
-                    ids = np.asarray(ids)
-                except (ValueError, OverflowError) as error:
-                    name = f"ids for {self.spec.name}"
-                    raise DtypeError(name=name, got=str(error), expected="whole numbers of 64 bits") from None
-                if not ids.size:
-                    ids = ids.astype(np.int64)
-            array = on_host(f"ids for {self.spec.name}", ids, self._handover, ID_DTYPES)
-            array = array.view(_INT64) if array.dtype == np.uint64 else array.astype(_INT64, copy=False)
-        flat = array if array.flags.carray else np.require(array, requirements=["C", "A", "W"])  # for compiled code
-        return flat.reshape(-1), array.shape
+        return flat_ids(f"ids for {self.spec.name}", ids, self._handover)
 
     def _rows(self, ids: Any, values: Any, what: str) -> tuple[Array, tuple[int, ...], Array]:
         """Return ids, their shape, and a float32 row for each."""
@@ -221,3 +206,27 @@ class RowRequests:
             with np.errstate(over="ignore"):  # what becomes infinite is refused, or was allowed
                 array = np.ascontiguousarray(array, np.float32)
         return flat, shape, array.reshape(flat.size, self.spec.dim)
+
+
+def flat_ids(name: str, ids: Any, handover: Handover) -> tuple[Array, tuple[int, ...]]:
+    """Return ids as a flat contiguous int64 array, and their shape.
+
+    Raises
+    ------
+    DtypeError
+        They are no whole numbers of 64 bits.
+    """
+    if type(ids) is np.ndarray and ids.dtype == _INT64:
+        array = ids
+    else:
+        if isinstance(ids, list | tuple | range | int):
+            try:
+                ids = np.asarray(ids)
+            except (ValueError, OverflowError) as error:
+                raise DtypeError(name=name, got=str(error), expected="whole numbers of 64 bits") from None
+            if not ids.size:
+                ids = ids.astype(np.int64)
+        array = on_host(name, ids, handover, ID_DTYPES)
+        array = array.view(_INT64) if array.dtype == np.uint64 else array.astype(_INT64, copy=False)
+    flat = array if array.flags.carray else np.require(array, requirements=["C", "A", "W"])  # for compiled code
+    return flat.reshape(-1), array.shape

@@ -1,0 +1,5 @@
+"""Read-only copies of sparse tables, beside the services that read them: ``zmqps follow``, and lookups there."""
+
+from .lookups import Lookups, connect
+
+__all__ = ["Lookups", "connect"]

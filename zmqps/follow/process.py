@@ -1,0 +1,171 @@
+"""The process of a follower: one thread follows the table, the other answers lookups."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NotYet
+from typing import Any
+
+import zmqps
+from zmqps.checkpoint.table_file import check_arrow
+from zmqps.core.server.tables.rows import MAX_ANSWER_NBYTES
+from zmqps.errors import PSError
+from zmqps.follow.following import FollowedTable
+from zmqps.follow.machine import Caught, Changed, FollowerMachine
+from zmqps.keys.keyring import load_node_keys
+from zmqps.net import loops
+from zmqps.net.driver import Driver, run_node
+from zmqps.net.identity import check_bind, new_identity
+from zmqps.net.zeromq import ZmqTransport
+from zmqps.nodes.listening import Place, resolved
+from zmqps.settings.follower import FollowerSettings
+
+#: Rows that are applied at a time: lookups wait for no more.
+PART_ROWS = 8192
+#: Between two attempts to reach the cluster, doubling from the first to the second.
+RETRY_S, MAX_RETRY_S = 0.5, 10.0
+#: How often a thread that waits for the other looks whether that has ended.
+LOOK_S = 0.5
+ASK_S = 30.0
+
+log = logging.getLogger("zmqps.follow")
+
+
+class _EndedError(Exception):
+    """The follower ends."""
+
+
+class Following(threading.Thread):
+    """Follows a table, reconnects when the cluster was away, and hands what has changed to the loop.
+
+    Parameters
+    ----------
+    settings
+        The follower's.
+    table
+        The name of the table.
+    hand
+        Passes an event to the machine in the loop's thread.
+    """
+
+    def __init__(self, settings: FollowerSettings, table: str, hand: Callable[[Any], object]) -> None:
+        super().__init__(name="zmqps-following", daemon=True)
+        self.ending = threading.Event()
+        self._settings = settings
+        self._table = table
+        self._hand_over = hand
+        self._seed = secrets.randbits(63)
+        self._followed: FollowedTable | None = None
+        self._said = ""
+
+    def run(self) -> None:
+        """Follow until the follower ends."""
+        wait_s = RETRY_S
+        while not self.ending.is_set():
+            try:
+                with self._connected() as worker:
+                    self._follow(worker.table(self._table))
+            except _EndedError:
+                return
+            except PSError as error:
+                if str(error) != self._said:
+                    self._said = str(error)
+                    log.warning("cannot follow at the moment, lookups continue: %s", error)
+            except Exception:
+                log.exception("internal error; please report it")
+            wait_s = min(2 * wait_s, MAX_RETRY_S) if self._said else RETRY_S
+            self.ending.wait(wait_s)
+
+    def _connected(self) -> zmqps.Worker:
+        settings = self._settings
+        security = zmqps.Security(keys=settings.keys, job_secret=settings.job_secret)
+        return zmqps.connect(
+            settings.coordinator, job=settings.job, observer=True, security=security, metrics="", timeout=ASK_S
+        )
+
+    def _follow(self, table: zmqps.Table) -> None:
+        spec = table._requests(ASK_S).spec
+        if self._followed is None or self._followed.spec != spec:
+            self._followed = FollowedTable(self._settings, spec, self._hand, self._seed)
+            self._followed.load()
+        feed = table.changes(since=self._followed.cursor, most=PART_ROWS)
+        while not self.ending.is_set():
+            self._followed.poll(feed, ASK_S)
+            if self._said:
+                log.info("the copy is up to date again")
+                self._said = ""
+            self._followed.save()
+            self.ending.wait(self._settings.every)
+
+    def _hand(self, event: Changed | Caught) -> None:
+        """Pass an event to the machine, and wait until it has taken it."""
+        event.future = Future()
+        try:
+            self._hand_over(event)
+        except RuntimeError:
+            raise _EndedError from None
+        while True:
+            if self.ending.is_set():
+                raise _EndedError
+            try:
+                event.future.result(LOOK_S)
+            except NotYet:
+                continue
+            return
+
+
+async def _listen(settings: FollowerSettings, transport: ZmqTransport, *, keyed: bool) -> str:
+    """Return where readers reach this follower."""
+    place = Place(settings.address, settings.advertise, settings.interface)
+    place.check()
+    where = await resolved(lambda: place.binds(0, settings.coordinator), None, log)
+    assert where is not None
+    check_bind(where, insecure=settings.insecure, keyed=keyed)
+    bound = place.bind(transport.bind, where)
+    advertised = await resolved(lambda: place.advertises(bound, settings.coordinator), None, log)
+    assert advertised is not None
+    return advertised
+
+
+async def serve(settings: FollowerSettings, table: str, announce: Callable[[str], object] = print) -> int:
+    """Follow a table, and answer lookups, until the process is asked to end; return the exit code.
+
+    Raises
+    ------
+    AddressInUseError, ConfigurationError
+        It cannot listen there, or the keys cannot be read.
+    """
+    if settings.changes is not None:
+        check_arrow()
+    keys = load_node_keys(settings.keys)
+    transport = ZmqTransport(keys=keys, role="observer")
+    transport.largest_nbytes = lambda: (
+        MAX_ANSWER_NBYTES
+    )  # ids are fewer bytes than rows, and a wait for both is bounded
+    try:
+        endpoint = await _listen(settings, transport, keyed=keys is not None)
+    except BaseException:
+        transport.close(0)
+        raise
+    identity = new_identity("observer", name=settings.name or f"follower-{table}", job=settings.job)
+    driver = Driver(FollowerMachine(identity), transport, log, lambda event, value: event.future.set_result(value))
+    loop = asyncio.get_running_loop()
+    following = Following(settings, table, lambda event: loop.call_soon_threadsafe(driver.submit, event))
+    announce(f"lookups of {table!r} at {endpoint}")
+    following.start()
+    try:
+        code = await run_node(driver)
+    finally:
+        following.ending.set()
+    await asyncio.to_thread(following.join, ASK_S)
+    return code
+
+
+def run(settings: FollowerSettings, table: str) -> int:
+    """Run a follower in this process's main thread; return the exit code."""
+    return loops.run(serve(settings, table))
