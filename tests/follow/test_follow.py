@@ -97,8 +97,8 @@ def test_readers_have_the_rows_through_a_kill_and_the_end_of_the_cluster(follow:
                 process.wait(PATIENCE)
                 _, again = follow(*command, "--address", address)
                 assert again == address
-                assert np.array_equal(lookups.pull(ids), items.rows(ids))  # over a new connection, by itself
                 expected = items.rows(ids)
+                eventually(lambda: np.array_equal(lookups.pull(ids), expected))  # over a new connection, by itself
                 worker.finish(timeout=PATIENCE)
     with zmqps.follow.connect(address, timeout=PATIENCE) as lookups:  # the cluster is gone
         assert np.array_equal(lookups.pull(ids), expected)
