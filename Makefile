@@ -302,7 +302,7 @@ $(PEERS)/.installed: bench/peers/requirements.txt
 	@touch $@
 
 # The tests that skip where a package of tests/frameworks.txt is missing.
-WITH_FRAMEWORKS = tests/torch tests/test_readme.py tests/test_jax.py tests/test_keras.py tests/examples/test_jax_digits.py tests/examples/test_torch_digits.py tests/examples/test_lightning_digits.py tests/examples/test_keras_digits.py tests/examples/test_trainer_digits.py tests/checkpoint tests/client/test_tensors_torch.py tests/client/sparse/test_rows.py tests/client/sparse/test_whole.py tests/follow/test_changes.py tests/trace/test_otel.py tests/sinks/test_mlflow.py tests/sinks/test_wandb.py
+WITH_FRAMEWORKS = tests/torch tests/test_readme.py tests/test_jax.py tests/test_keras.py tests/examples/test_jax_digits.py tests/examples/test_torch_digits.py tests/examples/test_lightning_digits.py tests/examples/test_keras_digits.py tests/examples/test_trainer_digits.py tests/checkpoint tests/client/test_tensors_torch.py tests/client/sparse/test_rows.py tests/client/sparse/test_whole.py tests/follow/test_saved_changes.py tests/trace/test_otel.py tests/sinks/test_mlflow.py tests/sinks/test_wandb.py
 
 $(FRAMEWORKS)/.installed: pyproject.toml constraints.txt tests/frameworks.txt
 	@echo 'Installing zmqps with PyTorch, JAX and Keras into $(FRAMEWORKS): a few minutes.'

@@ -25,9 +25,11 @@ pytestmark = pytest.mark.tree
 #: Sans-IO code: state machines, equations and encodings. It computes on what it is given and returns what it found.
 PURE = (
     *("zmqps/errors/", "zmqps/words.py", "zmqps/checks.py", "zmqps/jit.py", "zmqps/settings/"),
-    *("zmqps/core/", "zmqps/optim/", "zmqps/codecs/", "zmqps/rows/"),
+    *("zmqps/core/", "zmqps/optim/", "zmqps/codecs/", "zmqps/deltas/", "zmqps/rows/"),
     # what decides when workers of one host combine their gradients
     *("zmqps/combine/group.py", "zmqps/combine/messages.py", "zmqps/combine/values.py"),
+    # what a follower of a table answers, and what asks it
+    *("zmqps/follow/asking.py", "zmqps/follow/copies.py", "zmqps/follow/machine.py"),
 )
 
 #: All that sans-IO code may import: data, maths and itself. No clock, no chance, no threads, no files, no log. For
@@ -35,7 +37,7 @@ PURE = (
 PURE_MAY_IMPORT = {
     *"__future__ abc array bisect collections contextlib dataclasses difflib enum fnmatch functools hashlib".split(),
     *"heapq hmac inspect ipaddress itertools json math numbers operator reprlib string struct types typing".split(),
-    *"msgpack msgspec numba numpy".split(),
+    *"msgpack msgspec numba numpy xxhash".split(),
     *(dotted(place.rstrip("/")) for place in PURE),
 }
 #: … what single files may have beside it,
@@ -44,7 +46,7 @@ EXCEPTIONS = {
     "zmqps/core/coordinator/described.py": {"shlex"},  # a name in a command that is advised
     # what a path is, and in a document an absolute one
     "zmqps/settings/kinds.py": {"os", "pathlib", "re"},
-    **{f"zmqps/settings/{name}.py": {"pathlib"} for name in ("node", "server", "coordinator", "cluster")},
+    **{f"zmqps/settings/{name}.py": {"pathlib"} for name in ("node", "server", "coordinator", "cluster", "follower")},
     "zmqps/rows/arena.py": {"mmap", "sys"},  # address space, of which what is written to becomes memory
     "zmqps/codecs/registry.py": {"importlib"},  # a user's codec by its entry point
     "zmqps/optim/registry.py": {"importlib"},  # a user's optimizer, by its entry point

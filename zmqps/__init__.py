@@ -106,6 +106,7 @@ _MODULES = (
     "codecs",
     "data",
     "errors",
+    "follow",
     "initial",
     "jax",
     "keras",

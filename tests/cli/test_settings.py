@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = [(name, p) for name, command in cli.commands.items() for p in command.params if isinstance(p, Setting)]
 
 #: What has to be said beside options.
-NEEDED = {"drain": ["server-0"], "scale": ["--servers", "2"], "stack": ["worker-0"]}
+NEEDED = {"drain": ["server-0"], "follow": ["items"], "scale": ["--servers", "2"], "stack": ["worker-0"]}
 
 
 @pytest.fixture

@@ -149,15 +149,15 @@ def test_a_delta_that_is_cut_short_continued_or_of_other_words_is_refused() -> N
     differences = changes(np.dtype("u2"), 70_000, 0.01, 3, 0)
     delta = pack(differences)
     for wrong in (delta[:-1], delta[:3], np.append(delta, np.uint8(0))):
-        with pytest.raises(ProtocolError, match="a delta of"):
+        with pytest.raises(ProtocolError, match="bytes are not a delta of"):
             deltas.add(wrong, differences.copy())
-    with pytest.raises(ProtocolError, match="is none of 140001 words"):
+    with pytest.raises(ProtocolError, match="are not a delta of 140001 words"):
         deltas.add(delta, np.zeros(140_001, np.uint16))
-    with pytest.raises(ProtocolError, match="a block of a delta is none of 65000 words"):
+    with pytest.raises(ProtocolError, match="a block of a delta does not fit 65000 words"):
         deltas.add(pack(changes(np.dtype("u2"), 65_536, 0.5, 3, 0)), np.zeros(65_000, np.uint16))
     with pytest.raises(ProtocolError, match="a block of a delta begins with"):
         deltas.add(np.array([4, 0, 0, 0, 16, 0, 0, 0], np.uint8), np.zeros(9, np.uint16))
-    with pytest.raises(ProtocolError, match="a dense block of 4 bytes is none of 9 words"):
+    with pytest.raises(ProtocolError, match="a dense block of 4 bytes does not have 9 words"):
         deltas.add(np.array([4, 0, 0, 0, 255, 0, 0, 0], np.uint8), np.zeros(9, np.uint16))
 
 

@@ -2,7 +2,7 @@
 
 Elements are seen as *words*, unsigned integers of their bits. The difference of two words is taken modulo ``2**width``,
 so differences add up exactly: of versions 1, 2 and 3 the sum of both differences is that of 1 and 3. A reader at any
-version that deltas are kept from gets one, the sum, and nobody keeps old values::
+version that deltas are kept from gets one, the sum, and no old values are kept::
 
     from zmqps import deltas
 
@@ -111,14 +111,14 @@ def add(delta: Bytes, words: Words, *, subtract: bool = False, backend: Backend 
     Parameters
     ----------
     delta : ndarray of uint8
-        From `between` or `merge`, perhaps of a stranger.
+        From `between` or `merge`; it need not be trusted.
     words : ndarray of unsigned integers
         Of the older version, as many as the delta is of; or with ``subtract`` of the newer one, which become the older.
 
     Raises
     ------
     ProtocolError
-        It is no delta of so many words of this size. Some may have been written: add to a copy.
+        It is not a delta of this many words of this size. Some may have been written: add to a copy.
     """
     for start, block in _blocks(delta, words.size):
         _add_block(block, words[start : start + BLOCK], subtract, backend)
@@ -137,7 +137,7 @@ def merge(deltas: Sequence[Bytes], size: int, dtype: np.dtype[Any], *, backend: 
     Raises
     ------
     ProtocolError
-        One of them is no delta of such words.
+        One of them is not a delta of such words.
     """
     packer = Packer(dtype, backend)
     sum_ = np.empty(BLOCK, dtype)
@@ -157,7 +157,7 @@ def num_changed(delta: Bytes, size: int) -> int:
     Raises
     ------
     ProtocolError
-        It is no delta of so many words.
+        It is not a delta of this many words.
     """
     return sum(
         min(BLOCK, size - start) if block[0] == DENSE else int(block[2:4].view("<u2")[0]) + 1
@@ -172,7 +172,7 @@ def _blocks(delta: Bytes, size: int) -> Iterator[tuple[int, Bytes]]:
     at = num * _LENGTH.itemsize
     lengths = delta[:at].view(_LENGTH).astype(np.int64) if delta.size >= at else np.empty(0, np.int64)
     if lengths.size != num or at + int(lengths.sum()) != delta.size:
-        raise ProtocolError(f"a delta of {delta.size} bytes is none of {size} words")
+        raise ProtocolError(f"{delta.size} bytes are not a delta of {size} words")
     for number, length in enumerate(lengths.tolist()):
         yield number * BLOCK, delta[at : at + length]
         at += length
@@ -184,7 +184,7 @@ def _add_block(block: Bytes, words: Words, subtract: bool, backend: Backend) -> 
     width = 8 * words.itemsize
     if block[0] == DENSE:
         if block.size != 1 + words.nbytes:
-            raise ProtocolError(f"a dense block of {block.size} bytes is none of {words.size} words")
+            raise ProtocolError(f"a dense block of {block.size} bytes does not have {words.size} words")
         differences = block[1:].view(words.dtype)
         if subtract:
             words -= differences
@@ -196,4 +196,4 @@ def _add_block(block: Bytes, words: Words, subtract: bool, backend: Backend) -> 
     count = int(block[2]) + (int(block[3]) << 8) + 1
     numbers = np.uint64(block[0]), np.uint64(block[1]), np.uint64(width), np.uint64(-int(subtract) % (1 << 64))
     if not ADD(backend, words.dtype, block[HEAD_NBYTES:], words, count, *numbers):
-        raise ProtocolError(f"a block of a delta is none of {words.size} words")
+        raise ProtocolError(f"a block of a delta does not fit {words.size} words")

@@ -20,9 +20,9 @@ GAP_BITS = 16
 MOST_ONES = 24
 #: k of the gaps, k of the differences, and one less than there are, in two bytes.
 HEAD_NBYTES = 4
-#: Two numbers are no longer; what is written to has so many bytes more than may be filled.
+#: Two numbers are not longer than this; arrays to write to have as many bytes to spare.
 SLACK_NBYTES = 32
-#: Words are looked at by so many bytes at a time.
+#: Bytes of words that are looked at together.
 LINE_NBYTES = 64
 
 

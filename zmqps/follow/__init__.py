@@ -1,4 +1,4 @@
-"""Read-only copies of sparse tables, beside the services that read them: ``zmqps follow``, and lookups there."""
+"""Read-only copies of sparse tables for services that read them: ``zmqps follow``, and lookups there."""
 
 from .lookups import Lookups, connect
 

@@ -37,7 +37,7 @@ PEER = server_peer(0)
 ROW_DTYPE = np.dtype("<f4")
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class Lookup:
     """Ids whose rows are wanted, as long as they are in time; resolved by the rows, or an error."""
 
@@ -58,7 +58,7 @@ class LookupMachine:
         self._handshake = Handshake(identity.hello(), PEER, endpoint)
         self._numbers = count(1)
         self._pending: dict[int, Lookup] = {}
-        self._error: PSError | None = None  # why nothing is to be had from there
+        self._error: PSError | None = None  # why the follower cannot be asked
 
     @property
     def title(self) -> str:
@@ -104,7 +104,8 @@ class LookupMachine:
             self._handshake.on_welcome(message)
             self.dim = _dim_of(message)
             if not self.dim:
-                return self._fail(ProtocolError(f"{self._handshake.endpoint} is no follower: name one's address"))
+                endpoint = self._handshake.endpoint
+                return self._fail(ProtocolError(f"{endpoint} is not a follower; `zmqps follow` prints its address"))
             return [_question(number, lookup) for number, lookup in self._pending.items()]
         if isinstance(message, m.Values):
             lookup = self._pending.pop(message.request, None)
@@ -131,7 +132,7 @@ class LookupMachine:
         return found
 
     def _fail(self, error: PSError) -> list[Action]:
-        """Nothing is to be had from there any more."""
+        """The follower cannot be asked any more."""
         self._error = error
         self._handshake.stop()
         failed, self._pending = list(self._pending.values()), {}

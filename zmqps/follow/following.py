@@ -1,4 +1,4 @@
-"""How a copy of a table follows it, poll by poll, and what is written meanwhile; in a thread of its own."""
+"""How a copy of a table follows it, poll by poll, and what is written to files; in a separate thread."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class FollowedTable:
             for reset, gone, ids, rows in feed.poll(timeout=timeout):
                 if settings.changes is not None and (reset or file is None):
                     file = stack.enter_context(begin_changes(settings.changes, settings.job, self.spec, whole=reset))
-                if reset:  # filled beside the one that readers have until it is complete
+                if reset:  # readers have the old one until this is complete
                     fresh = self._new_copy()
                 elif fresh is not None:
                     fresh.change(gone, ids, rows)
@@ -104,7 +104,7 @@ class FollowedTable:
         self._copy, self.cursor, self.version = copy, feed.cursor, feed.version
 
     def save(self) -> None:
-        """Write the copy, if that is due. Nobody changes it meanwhile, as only this thread does."""
+        """Write the copy, if that is due. It does not change meanwhile: only this thread changes it."""
         if self._disk is None or self._copy is None or self.cursor == self._saved_cursor:
             return
         if self._saved_at is not None and self._clock() < self._saved_at + self._settings.save_every:

@@ -153,7 +153,7 @@ class Lookups:
         if os.getpid() != self._pid:
             raise ForkedError(what="connection", pid=self._pid, advice="connect in this process, after the fork")
         future: Future[Array] = Future()
-        self._thread.submit(Lookup(ids, codec, seconds, future))
+        self._thread.submit(Lookup(ids=ids, codec=codec, timeout=seconds, future=future))
         return future.result(seconds + CLOSE_S)
 
     def close(self) -> None:

@@ -11,19 +11,21 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
 from typing import Any
 
-import zmqps
 from zmqps.checkpoint.table_file import check_arrow
+from zmqps.client.sparse.tables import Table
 from zmqps.core.server.tables.rows import MAX_ANSWER_NBYTES
 from zmqps.errors import PSError
 from zmqps.follow.following import FollowedTable
 from zmqps.follow.machine import Caught, Changed, FollowerMachine
 from zmqps.keys.keyring import load_node_keys
+from zmqps.keys.security import Security
 from zmqps.net import loops
 from zmqps.net.driver import Driver, run_node
 from zmqps.net.identity import check_bind, new_identity
 from zmqps.net.zeromq import ZmqTransport
 from zmqps.nodes.listening import Place, resolved
 from zmqps.settings.follower import FollowerSettings
+from zmqps.worker import Worker, connect
 
 #: Rows that are applied at a time: lookups wait for no more.
 PART_ROWS = 8192
@@ -81,14 +83,14 @@ class Following(threading.Thread):
             wait_s = min(2 * wait_s, MAX_RETRY_S) if self._said else RETRY_S
             self.ending.wait(wait_s)
 
-    def _connected(self) -> zmqps.Worker:
+    def _connected(self) -> Worker:
         settings = self._settings
-        security = zmqps.Security(keys=settings.keys, job_secret=settings.job_secret)
-        return zmqps.connect(
+        security = Security(keys=settings.keys, job_secret=settings.job_secret)
+        return connect(
             settings.coordinator, job=settings.job, observer=True, security=security, metrics="", timeout=ASK_S
         )
 
-    def _follow(self, table: zmqps.Table) -> None:
+    def _follow(self, table: Table) -> None:
         spec = table._requests(ASK_S).spec
         if self._followed is None or self._followed.spec != spec:
             self._followed = FollowedTable(self._settings, spec, self._hand, self._seed)

@@ -50,7 +50,7 @@ class SavedCopy:
         directory.mkdir(parents=True, exist_ok=True)
 
     def save(self, copy: TableCopy, cursor: list[list[int]], version: int) -> None:
-        """Write a copy, which nobody changes meanwhile.
+        """Write a copy, which must not change meanwhile.
 
         Raises
         ------

@@ -8,20 +8,17 @@ from typing import ClassVar
 
 from zmqps.settings.fields import setting
 from zmqps.settings.kinds import Choice, File, Seconds, Text
-from zmqps.settings.node import NodeSettings
+from zmqps.settings.server import DialSettings
 
 ROWS = ("float32", "float16", "int8")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FollowerSettings(NodeSettings):
+class FollowerSettings(DialSettings):
     """The settings of a follower."""
 
     role: ClassVar[str] = "follower"
 
-    coordinator: str = setting(
-        "tcp://127.0.0.1:5570", Text(), "The coordinator's endpoint.", see="operations.md#addresses"
-    )
     job: str = setting("default", Text(), "The job that has the table.", shared=False)
     every: float = setting(
         0.5, Seconds(above=0), "Seconds from one look for changes to the next.", shared=False, metavar="SECONDS"

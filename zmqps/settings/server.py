@@ -79,10 +79,8 @@ class Servers(ServerOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerSettings(NodeSettings, ServerOptions):
-    """The settings of a server."""
-
-    role: ClassVar[str] = "server"
+class DialSettings(NodeSettings):
+    """The settings of a node that connects to a coordinator."""
 
     coordinator: str = setting(
         "tcp://127.0.0.1:5570", Text(), "The coordinator's endpoint.", see="operations.md#addresses"
@@ -91,6 +89,14 @@ class ServerSettings(NodeSettings, ServerOptions):
         "", Text(), LISTEN, shared=False, shown="the address by which it reaches the coordinator",
         example="tcp://0.0.0.0:0", see="operations.md#addresses",
     )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings(DialSettings, ServerOptions):
+    """The settings of a server."""
+
+    role: ClassVar[str] = "server"
+
     # A spot instance has a minute or two from its notice to its end.
     handover_timeout: float = setting(
         60.0, Seconds(at_least=0),

@@ -85,7 +85,7 @@ class Net:
         self.server.validate()
 
     def ask(self, ids: Any, timeout: float = 100.0, codec: str = "raw") -> Lookup:
-        lookup = Lookup(np.asarray(ids, np.int64), codec, timeout, None)
+        lookup = Lookup(ids=np.asarray(ids, np.int64), codec=codec, timeout=timeout, future=None)
         self.outcomes[lookup] = []
         self.do(self.client.handle(lookup, self.now))
         return lookup
@@ -202,7 +202,7 @@ def test_something_else_at_the_address_is_no_follower() -> None:
     net.do(net.client.handle(Received(PEER, replace(welcome, capabilities=())), 0.0))
     [error] = net.outcomes[pending]
     assert isinstance(error, ProtocolError)
-    assert "is no follower" in str(error)
+    assert "is not a follower" in str(error)
 
 
 def test_an_answer_of_other_bytes_is_an_error_of_its_lookup_alone() -> None:
