@@ -12,6 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.follow.test_copies import DIM, NONE, numbers, spec
+from zmqps import optim
+from zmqps.client.sparse.tables import table
 from zmqps.core.protocol import messages as m
 from zmqps.core.protocol.events import (
     Connected,
@@ -26,7 +28,16 @@ from zmqps.core.protocol.events import (
 )
 from zmqps.core.protocol.wire import decode, encode
 from zmqps.core.server.tables.rows import MAX_ANSWER_NBYTES
-from zmqps.errors import ClosedError, DeadlineError, IdentityError, LimitError, NotJoinedError, ProtocolError, PSError
+from zmqps.errors import (
+    ClosedError,
+    CodecError,
+    DeadlineError,
+    IdentityError,
+    LimitError,
+    NotJoinedError,
+    ProtocolError,
+    PSError,
+)
 from zmqps.follow.asking import PEER, Lookup, LookupMachine
 from zmqps.follow.copies import TableCopy
 from zmqps.follow.machine import Caught, Changed, FollowerMachine
@@ -175,6 +186,29 @@ def test_a_lookup_in_time_waits_for_the_follower_to_have_a_copy() -> None:
     assert net.client.version == 4
 
 
+def test_a_table_with_longer_rows_is_noticed_by_readers_that_are_there() -> None:
+    net = Net(follower())
+    before = net.ask([1])
+    net.settle()
+    longer = TableCopy(table(DIM + 2, optimizer=optim.sgd(1.0)).named("items"))
+    longer.change(NONE, numbers(1), np.full((1, DIM + 2), 7, np.float32))
+    net.do(net.server.handle(Caught(longer, 1), net.now))
+    asked = [net.ask([1, 2], timeout=1.0) for _ in range(3)]
+    net.settle()
+    assert net.outcomes[before][0].shape == (1, DIM)
+    for lookup in asked:
+        [rows] = net.outcomes[lookup]
+        assert rows.tolist() == [[7.0] * (DIM + 2), [0.0] * (DIM + 2)]
+
+
+def test_an_answer_in_a_codec_that_is_unknown_fails_its_lookup() -> None:
+    net = Net(follower())
+    net.settle()
+    pending = net.ask([1])
+    net.do(net.client.handle(Received(PEER, m.Values(1, "no-such", (1,), (), [])), 0.0))
+    assert [type(value) for value in net.outcomes[pending]] == [CodecError]
+
+
 def test_a_reader_that_closes_fails_what_is_pending_and_what_follows() -> None:
     net = Net(follower())
     pending = net.ask([1])
@@ -254,7 +288,8 @@ def test_a_follower_answers_only_readers_that_have_said_hello() -> None:
         (pull(1, 2, count=3), ProtocolError),
         (pull(1, codec="topk"), ProtocolError),
         (pull(1, codec="no-such"), PSError),
-        (pull(1, count=MAX_ANSWER_NBYTES // (4 * DIM) + 1), LimitError),
+        (pull(1, count=(1 << 64) - 1), ProtocolError),
+        (pull(*[1] * (MAX_ANSWER_NBYTES // (4 * DIM) + 1)), LimitError),
     ],
 )
 def test_what_is_no_lookup_is_refused_and_changes_nothing(message: m.Message, error: type[PSError]) -> None:
@@ -284,3 +319,23 @@ def test_changes_are_there_once_they_are_resolved() -> None:
     assert isinstance(answer, m.Values)
     rows = np.frombuffer(answer.payload[0], np.float32).reshape(2, DIM)
     assert rows.tolist() == [[0.0] * DIM, [7.0] * DIM]
+
+
+def test_a_change_that_finds_no_memory_is_told_to_who_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = follower()
+    received(machine, hello())
+    monkeypatch.setattr(TableCopy, "change", lambda *parts: [0] * (1 << 62))
+    changed = Changed(NONE, numbers(2), np.zeros((1, DIM), np.float32))
+    [resolve] = machine.handle(changed, 0.0)
+    assert isinstance(resolve, Resolve)
+    assert isinstance(resolve.value, MemoryError)
+    assert isinstance(sent(received(machine, pull(1))), m.Values)
+
+
+def test_a_reader_may_have_as_much_unread_as_its_largest_lookup() -> None:
+    assert follower(filled=False).largest_nbytes() == 0
+    machine = follower()
+    received(machine, hello())
+    ids = np.zeros(machine.largest_nbytes() // 8, np.int64)
+    assert isinstance(sent(received(machine, pull(*ids))), m.Values)
+    assert isinstance(sent(received(machine, pull(*ids, 1))), m.Error)

@@ -30,7 +30,7 @@ from zmqps.core.protocol.events import (
     server_peer,
 )
 from zmqps.core.server.tables.arrays import read_arrays
-from zmqps.errors import ClosedError, DeadlineError, ProtocolError, PSError, from_wire
+from zmqps.errors import ClosedError, DeadlineError, NotJoinedError, ProtocolError, PSError, from_wire
 from zmqps.follow.machine import DIM
 
 PEER = server_peer(0)
@@ -111,6 +111,8 @@ class LookupMachine:
             lookup = self._pending.pop(message.request, None)
             return [] if lookup is None else [Resolve(lookup, self._rows(lookup, message))]
         if isinstance(message, m.Error):
+            if message.code == NotJoinedError.code and message.request in self._pending:
+                return self._rejoin(now)
             error = from_wire(message.code, message.text, message.facts)
             if not message.request:
                 return self._fail(error)
@@ -118,14 +120,21 @@ class LookupMachine:
             return [] if lookup is None else [Resolve(lookup, error)]
         return []
 
+    def _rejoin(self, now: float) -> list[Action]:
+        """The follower has forgotten this reader: its rows have another length now. Lookups wait for its `Welcome`."""
+        if self._handshake.welcome is None:
+            return []
+        self._handshake.welcome = None
+        return self._handshake.again(now)
+
     def _rows(self, lookup: Lookup, message: m.Values) -> Array | PSError:
         assert self.dim is not None
         sizes = [(lookup.ids.size * self.dim, ROW_DTYPE)]
-        codec = None if message.codec == RAW else named(message.codec)
         try:
+            codec = None if message.codec == RAW else named(message.codec)
             read = read_arrays if codec is None else partial(decompress, codec)
             [rows] = read(message.payload, sizes)
-        except ProtocolError as error:
+        except PSError as error:
             return error
         self.version = message.versions[0] if message.versions else 0
         found: Array = rows.reshape(lookup.ids.size, self.dim)

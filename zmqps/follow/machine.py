@@ -15,6 +15,7 @@ from zmqps.core.protocol.encoding import RAW, check_for_values, choose, compress
 from zmqps.core.protocol.events import Action, Disconnected, Exit, Log, Peer, Received, Resolve, Send, Stop, Undecodable
 from zmqps.core.protocol.messages.hello import check_hello
 from zmqps.core.protocol.security.roles import OBSERVER, check_client
+from zmqps.core.server.tables.arrays import ID_DTYPE
 from zmqps.core.server.tables.rows import MAX_ANSWER_NBYTES, Rows
 from zmqps.errors import LimitError, NotJoinedError, ProtocolError, PSError
 from zmqps.follow.copies import TableCopy
@@ -76,9 +77,14 @@ class FollowerMachine:
                 return self._refuse(event.peer, request, error, now)
         if isinstance(event, Changed):
             assert self.copy is not None
-            self.copy.change(event.gone, event.ids, event.rows)
+            try:
+                self.copy.change(event.gone, event.ids, event.rows)
+            except Exception as error:  # such as a lack of memory: the poll is repeated
+                return [Resolve(event, error)]
             return [Resolve(event, None)]
         if isinstance(event, Caught):
+            if self.copy is not None and self.copy.dim != event.copy.dim:
+                self._readers.clear()  # they say Hello again, and learn how long rows are now
             self.copy, self.version = event.copy, event.version
             return [Resolve(event, None)]
         if isinstance(event, Disconnected):
@@ -115,14 +121,19 @@ class FollowerMachine:
         )  # fmt: skip
         return [Send(peer, welcome)]
 
+    def largest_nbytes(self) -> int:
+        """Return the bytes of the ids of the largest lookup."""
+        return 0 if self.copy is None else ID_DTYPE.itemsize * (MAX_ANSWER_NBYTES // (4 * self.copy.dim))
+
     def _rows(self, peer: Peer, message: m.PullRows) -> Action:
         copy = self.copy
         assert copy is not None
         check_for_values(message.codec)
-        nbytes = 4 * copy.dim * message.count
+        ids = Rows.wanted(message)  # not before: what a message says that it has may be any number
+        nbytes = 4 * copy.dim * ids.size
         if nbytes > MAX_ANSWER_NBYTES:
             raise LimitError(what="bytes of the rows of one lookup", got=nbytes, limit=MAX_ANSWER_NBYTES)
-        rows = copy.read(Rows.wanted(message)).reshape(-1)
+        rows = copy.read(ids).reshape(-1)
         codec = None if message.codec == RAW else choose(message.codec, nbytes)
         payload = [rows] if codec is None else compress(codec, [[rows]])
         self.counters["lookups"] += 1

@@ -7,13 +7,11 @@ import logging
 import secrets
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as NotYet
+from concurrent.futures import Future, wait
 from typing import Any
 
 from zmqps.checkpoint.table_file import check_arrow
 from zmqps.client.sparse.tables import Table
-from zmqps.core.server.tables.rows import MAX_ANSWER_NBYTES
 from zmqps.errors import PSError
 from zmqps.follow.following import FollowedTable
 from zmqps.follow.machine import Caught, Changed, FollowerMachine
@@ -34,6 +32,8 @@ RETRY_S, MAX_RETRY_S = 0.5, 10.0
 #: How often a thread that waits for the other looks whether that has ended.
 LOOK_S = 0.5
 ASK_S = 30.0
+#: How long a follower that ends waits for what it is doing: it may be waiting for a cluster that is not there.
+END_S = 2.0
 
 log = logging.getLogger("zmqps.follow")
 
@@ -64,6 +64,7 @@ class Following(threading.Thread):
         self._seed = secrets.randbits(63)
         self._followed: FollowedTable | None = None
         self._said = ""
+        self._has_copy = False  # for readers
 
     def run(self) -> None:
         """Follow until the follower ends."""
@@ -74,10 +75,11 @@ class Following(threading.Thread):
                     self._follow(worker.table(self._table))
             except _EndedError:
                 return
-            except PSError as error:
+            except (PSError, MemoryError) as error:
                 if str(error) != self._said:
                     self._said = str(error)
-                    log.warning("cannot follow at the moment, lookups continue: %s", error)
+                    readers = "lookups continue" if self._has_copy else "readers wait for the first copy"
+                    log.warning("cannot follow %r at the moment, %s: %s", self._table, readers, error)
             except Exception:
                 log.exception("internal error; please report it")
             wait_s = min(2 * wait_s, MAX_RETRY_S) if self._said else RETRY_S
@@ -99,7 +101,7 @@ class Following(threading.Thread):
         while not self.ending.is_set():
             self._followed.poll(feed, ASK_S)
             if self._said:
-                log.info("the copy is up to date again")
+                log.info("the copy is up to date")
                 self._said = ""
             self._followed.save()
             self.ending.wait(self._settings.every)
@@ -111,14 +113,19 @@ class Following(threading.Thread):
             self._hand_over(event)
         except RuntimeError:
             raise _EndedError from None
-        while True:
+        while not event.future.done():
             if self.ending.is_set():
                 raise _EndedError
-            try:
-                event.future.result(LOOK_S)
-            except NotYet:
-                continue
-            return
+            wait([event.future], LOOK_S)
+        event.future.result()
+        self._has_copy = True
+
+
+def _resolve(event: Changed | Caught, value: Any) -> None:
+    if isinstance(value, BaseException):
+        event.future.set_exception(value)
+    else:
+        event.future.set_result(value)
 
 
 async def _listen(settings: FollowerSettings, transport: ZmqTransport, *, keyed: bool) -> str:
@@ -146,16 +153,15 @@ async def serve(settings: FollowerSettings, table: str, announce: Callable[[str]
         check_arrow()
     keys = load_node_keys(settings.keys)
     transport = ZmqTransport(keys=keys, role="observer")
-    transport.largest_nbytes = lambda: (
-        MAX_ANSWER_NBYTES
-    )  # ids are fewer bytes than rows, and a wait for both is bounded
     try:
         endpoint = await _listen(settings, transport, keyed=keys is not None)
     except BaseException:
         transport.close(0)
         raise
     identity = new_identity("observer", name=settings.name or f"follower-{table}", job=settings.job)
-    driver = Driver(FollowerMachine(identity), transport, log, lambda event, value: event.future.set_result(value))
+    machine = FollowerMachine(identity)
+    transport.largest_nbytes = machine.largest_nbytes
+    driver = Driver(machine, transport, log, _resolve)
     loop = asyncio.get_running_loop()
     following = Following(settings, table, lambda event: loop.call_soon_threadsafe(driver.submit, event))
     announce(f"lookups of {table!r} at {endpoint}")
@@ -164,7 +170,7 @@ async def serve(settings: FollowerSettings, table: str, announce: Callable[[str]
         code = await run_node(driver)
     finally:
         following.ending.set()
-    await asyncio.to_thread(following.join, ASK_S)
+    await asyncio.to_thread(following.join, END_S)
     return code
 
 
