@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import zmqps.follow
 from tests.cli.conftest import end, environment
 from tests.inprocess import InProcessCluster
 from tests.pace import allow
+from zmqps.core.protocol.events import Stop
 from zmqps.errors import (
     ClosedError,
     ConfigurationError,
@@ -148,6 +150,32 @@ def test_what_cannot_be_asked_is_refused_before_it_is_sent() -> None:
             lookups.pull([1], codec="topk")
         with pytest.raises(DeadlineError, match="accept the connection"):
             lookups.pull([1], timeout=0.05)
+
+
+def test_a_lookup_that_meets_the_end_of_its_connection_says_that_it_was_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with zmqps.follow.connect("tcp://127.0.0.1:9", timeout=PATIENCE) as lookups:
+        submit = lookups._thread.submit
+        monkeypatch.setattr(lookups._thread, "submit", lambda event: submit(Stop("closed")))  # which comes first
+        with pytest.raises(ClosedError, match="was closed"):
+            lookups.pull([1])
+
+
+def test_a_connection_may_be_collected_in_its_own_thread() -> None:
+    with zmqps.follow.connect("tcp://127.0.0.1:9", timeout=PATIENCE) as lookups:
+        thread, collected = lookups._thread, Future[None]()
+        assert thread._loop is not None
+        thread._loop.call_soon_threadsafe(lambda: collected.set_result(thread.let_go()))  # type: ignore[func-returns-value]
+        collected.result(PATIENCE)
+        thread.join()
+        assert thread.ended
+
+
+@pytest.mark.processes
+def test_a_follower_that_waits_for_the_cluster_ends_at_once(follow: Follow, tmp_path: Path) -> None:
+    process, _ = follow("items", "--coordinator", "tcp://127.0.0.1:9", "--address", "tcp://127.0.0.1:0")
+    eventually(lambda: "no answer from the coordinator" in (tmp_path / "follower-0.log").read_text())
+    process.send_signal(signal.SIGINT)
+    assert process.wait(allow(10.0)) == 128 + signal.SIGINT
 
 
 @pytest.mark.processes

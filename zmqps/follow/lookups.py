@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import threading
+import time
 import weakref
 from concurrent.futures import Future
 from contextlib import suppress
@@ -21,7 +22,7 @@ from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.encoding import check_codec
 from zmqps.core.protocol.endpoints import check_endpoint
 from zmqps.core.protocol.events import Stop
-from zmqps.errors import ClosedError, ForkedError, ShapeError
+from zmqps.errors import ClosedError, DeadlineError, ForkedError, ShapeError
 from zmqps.follow.asking import Lookup, LookupMachine
 from zmqps.gpu.handover import Handover
 from zmqps.keys.keyring import Keys, find_keys
@@ -34,6 +35,9 @@ log = logging.getLogger("zmqps.follow")
 
 #: Seconds that the last message may take to leave when a connection is closed.
 CLOSE_S = 2.0
+#: How often a waiting lookup looks whether the connection was closed.
+LOOK_S = 0.5
+CLOSED = "the connection to the follower was closed"
 
 
 class _Thread:
@@ -42,6 +46,7 @@ class _Thread:
     def __init__(self, machine: LookupMachine, keys: Keys | None) -> None:
         self.machine = machine
         self.ended = False
+        self._pid = os.getpid()
         self._keys = keys
         self._ready = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -72,12 +77,26 @@ class _Thread:
                 raise RuntimeError
             self._loop.call_soon_threadsafe(self._driver.submit, event)
         except RuntimeError:
-            raise ClosedError("the connection to the follower was closed") from None
+            raise ClosedError(CLOSED) from None
 
-    def end(self) -> None:
-        """Close the connection, and wait for that."""
+    def let_go(self) -> None:
+        """Close the connection that nothing refers to any more.
+
+        The main thread waits for that, and so the interpreter does at its end. Any other thread, such as this one, may
+        be the one that collects garbage, and must not wait; nor must an asyncio loop. A forked child does nothing.
+        """
+        if os.getpid() == self._pid:
+            self.stop()
+            if threading.current_thread() is threading.main_thread() and asyncio._get_running_loop() is None:
+                self.join()
+
+    def stop(self) -> None:
+        """Begin to close the connection."""
         with suppress(ClosedError):
             self.submit(Stop("closed"))
+
+    def join(self) -> None:
+        """Wait until the connection is closed."""
         self._thread.join(CLOSE_S)
 
 
@@ -100,7 +119,7 @@ class Lookups:
         self._pid = os.getpid()
         self._handover = Handover()
         self._thread = _Thread(LookupMachine(new_identity("observer"), address), keys)
-        self._end = weakref.finalize(self, self._thread.end)
+        self._end = weakref.finalize(self, self._thread.let_go)
 
     @property
     def version(self) -> int:
@@ -154,12 +173,21 @@ class Lookups:
             raise ForkedError(what="connection", pid=self._pid, advice="connect in this process, after the fork")
         future: Future[Array] = Future()
         self._thread.submit(Lookup(ids=ids, codec=codec, timeout=seconds, future=future))
-        return future.result(seconds + CLOSE_S)
+        until = time.monotonic() + seconds + CLOSE_S  # the thread resolves it before, as long as it runs
+        while not future.done() and not self._thread.ended and time.monotonic() < until:
+            with suppress(TimeoutError):
+                future.exception(LOOK_S)
+        if future.done():
+            return future.result()
+        if self._thread.ended:
+            raise ClosedError(CLOSED)
+        raise DeadlineError(operation="lookup", seconds=seconds, waiting_for="the thread of this connection")
 
     def close(self) -> None:
         """Close the connection; may be called again."""
         if os.getpid() == self._pid:
             self._end()
+            self._thread.join()
 
     def __enter__(self) -> Self:
         return self
