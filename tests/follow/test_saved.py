@@ -11,6 +11,7 @@ import pytest
 from tests.follow.test_copies import NONE, numbers, spec
 from tests.tables import for_each
 from zmqps import initial
+from zmqps.errors import CheckpointStorageError
 from zmqps.follow.copies import TableCopy
 from zmqps.follow.saved import STATE, SavedCopy
 
@@ -76,6 +77,44 @@ def test_rows_that_are_missing_or_cut_short_are_read_again(tmp_path: Path, caplo
     rows.unlink()
     assert loaded(tmp_path)[1] is None
     assert caplog.text.count("all rows are read again") == 2
+
+
+def test_nothing_is_left_of_a_writing_that_was_killed(tmp_path: Path) -> None:
+    disk = SavedCopy(tmp_path, "default", spec())
+    disk.save(filled(3), CURSOR, 3)
+    for name in ("rows-1.safetensors.0123abcd.tmp", "rows-1.safetensors.0123abcd.tmp.ids", "rows-x.safetensors"):
+        (tmp_path / name).write_bytes(b"half")
+    disk.save(filled(4), CURSOR, 4)
+    assert len([*tmp_path.iterdir()]) == 2
+    assert loaded(tmp_path)[1] == (CURSOR, 4)
+
+
+def test_rows_of_another_follower_are_not_taken_with_this_ones_cursor(tmp_path: Path, monkeypatch) -> None:
+    first, second = SavedCopy(tmp_path, "default", spec()), SavedCopy(tmp_path, "default", spec())
+    first.save(filled(4), CURSOR, 4)
+    monkeypatch.setattr(SavedCopy, "_replace", lambda self, state: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        second.save(filled(3), [], 3)
+    assert loaded(tmp_path)[1] == (CURSOR, 4)
+    assert len(loaded(tmp_path)[0]) == 4
+
+
+@for_each("cursor", [7, [7], [[1, 2]], [["a"] * 7], [[-1] * 7], None])
+def test_a_cursor_of_another_form_is_as_if_none_were_there(tmp_path: Path, cursor: object, caplog) -> None:
+    SavedCopy(tmp_path, "default", spec()).save(filled(3), cursor, 3)  # type: ignore[arg-type]
+    assert loaded(tmp_path)[1] is None
+    assert "all rows are read again" in caplog.text
+
+
+def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointStorageError, match="file"):
+        SavedCopy(tmp_path / "file" / "copy", "default", spec())
+    disk = SavedCopy(tmp_path, "default", spec())
+    monkeypatch.setattr("zmqps.follow.saved.os.fsync", lambda fd: (_ for _ in ()).throw(OSError(28, "full")))
+    monkeypatch.setattr("zmqps.follow.saved.TableFile.publish", lambda self: None)
+    with pytest.raises(CheckpointStorageError, match="full"):
+        disk.save(filled(3), CURSOR, 3)
 
 
 def test_a_copy_of_another_table_is_not_taken(tmp_path: Path, caplog) -> None:

@@ -50,6 +50,33 @@ def test_they_give_the_table_through_removals_and_resets(tmp_path: Path) -> None
     assert int(metadata[b"zmqps.version"]) == following.table.version
 
 
+def test_the_first_of_a_directory_is_whole_also_where_a_copy_was_saved(tmp_path: Path) -> None:
+    servers = Servers()
+    servers.push(some(1, 2), 1.0)
+    settings = {"save": tmp_path / "copy", "save_every": 1e-9}
+    saving = Following(servers, **settings)
+    saving.poll()
+    saving.table.save()
+    for _ in range(2):  # the second continues
+        servers.push(some(3), 1.0)
+        following = Following(servers, **settings, changes=tmp_path / "changes")
+        following.poll()
+        following.now = 1.0
+        following.table.save()
+        assert applied(tmp_path / "changes") == servers.rows()
+    names = sorted(path.name for path in (tmp_path / "changes").iterdir())
+    assert names == ["changes-000000001-whole.parquet", "changes-000000002.parquet"]
+
+
+def test_what_a_kill_has_left_is_removed(tmp_path: Path) -> None:
+    servers = Servers()
+    servers.push(some(1), 1.0)
+    (tmp_path / "changes-000000001-whole.parquet.0123abcd.tmp").write_bytes(b"half")
+    (tmp_path / "mine.tmp").write_bytes(b"other")
+    Following(servers, changes=tmp_path).poll()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["changes-000000001-whole.parquet", "mine.tmp"]
+
+
 def test_a_poll_that_finds_nothing_or_fails_writes_none(tmp_path: Path) -> None:
     servers = Servers()
     following = Following(servers, changes=tmp_path)

@@ -14,7 +14,7 @@ from zmqps.core.job.tables import TableSpec
 from zmqps.errors import CheckpointStorageError
 from zmqps.follow.copies import TableCopy
 from zmqps.follow.machine import Caught, Changed
-from zmqps.follow.saved import SavedCopy, begin_changes
+from zmqps.follow.saved import SavedCopy, begin_changes, last_changes
 from zmqps.settings.follower import FollowerSettings
 
 log = logging.getLogger("zmqps.follow")
@@ -63,7 +63,7 @@ class FollowedTable:
 
     def load(self) -> None:
         """Continue from the copy of an earlier follower, if there is one."""
-        if self._disk is None:
+        if self._disk is None or not self._changes_continue():
             return
         copy = self._new_copy()
         if (found := self._disk.load(copy)) is not None:
@@ -115,6 +115,11 @@ class FollowedTable:
             self._saved_cursor = self.cursor
         except CheckpointStorageError as error:  # tried again when it is due
             log.error("the copy cannot be saved: %s", error, extra={"error": error.number})
+
+    def _changes_continue(self) -> bool:
+        """Whether the next file of changes may follow those that are there: the first has all rows."""
+        directory = self._settings.changes
+        return directory is None or (directory.exists() and last_changes(directory) > 0)
 
     def _new_copy(self) -> TableCopy:
         return TableCopy(self.spec, self._settings.rows, self._seed)

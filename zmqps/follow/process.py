@@ -15,6 +15,7 @@ from zmqps.client.sparse.tables import Table
 from zmqps.errors import PSError
 from zmqps.follow.following import FollowedTable
 from zmqps.follow.machine import Caught, Changed, FollowerMachine
+from zmqps.follow.saved import make_directory
 from zmqps.keys.keyring import load_node_keys
 from zmqps.keys.security import Security
 from zmqps.net import loops
@@ -146,11 +147,14 @@ async def serve(settings: FollowerSettings, table: str, announce: Callable[[str]
 
     Raises
     ------
-    AddressInUseError, ConfigurationError
-        It cannot listen there, or the keys cannot be read.
+    AddressInUseError, CheckpointStorageError, ConfigurationError
+        It cannot listen there, a directory cannot be made, or the keys cannot be read.
     """
     if settings.changes is not None:
         check_arrow()
+    for directory in (settings.save, settings.changes):
+        if directory is not None:
+            make_directory(directory)
     keys = load_node_keys(settings.keys)
     transport = ZmqTransport(keys=keys, role="observer")
     try:

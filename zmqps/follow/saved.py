@@ -1,6 +1,6 @@
 """What a follower writes: its copy, with the cursor from which the next process continues, and files of changes.
 
-``rows-<number>.safetensors`` has the rows, `STATE` names that file and has the cursor. It is replaced once the rows are
+``rows-<name>.safetensors`` has the rows, `STATE` names that file and has the cursor. It is replaced once the rows are
 safe, so whatever interrupts that leaves the copy of before.
 """
 
@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import re
+import secrets
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from zmqps.checkpoint.manifest import installed_version
 from zmqps.checkpoint.rows import TableFacts
 from zmqps.checkpoint.storage import naming_the_disk
 from zmqps.checkpoint.table_file import ChangesFile, TableFile, read_table
+from zmqps.client.sparse.feed import cursors
 from zmqps.core.job.tables import TableSpec
 from zmqps.errors import PSError
 from zmqps.files import TEXT_NBYTES, create, read_file
@@ -46,8 +48,7 @@ class SavedCopy:
         self._job = job
         self._about: dict[str, Any] = {"job": job, "table": spec.name, "dim": spec.dim, "initial": dict(spec.initial)}
         self._spec = spec
-        self._number = 0
-        directory.mkdir(parents=True, exist_ok=True)
+        make_directory(directory)
 
     def save(self, copy: TableCopy, cursor: list[list[int]], version: int) -> None:
         """Write a copy, which must not change meanwhile.
@@ -57,9 +58,8 @@ class SavedCopy:
         CheckpointStorageError
             The disk is full, or cannot be written to.
         """
-        self._number += 1
-        name = f"rows-{self._number}.safetensors"
-        with TableFile(self._directory / name, replace=True) as file:
+        name = f"rows-{secrets.token_hex(8)}.safetensors"  # so that a cursor is never one of other rows
+        with TableFile(self._directory / name) as file:
             file.begin(TableFacts(self._spec.name, self._spec.dim, self._job, version, installed_version()))
             start = 0
             while True:
@@ -68,8 +68,9 @@ class SavedCopy:
                 if not start:
                     break
             file.publish()
-        self._replace({**self._about, "rows": name, "number": self._number, "cursor": cursor, "version": version})
-        for old in self._directory.glob("rows-*.safetensors"):
+        with naming_the_disk(str(self._directory)):
+            self._replace({**self._about, "rows": name, "cursor": cursor, "version": version})
+        for old in self._directory.glob("rows-*.safetensors*"):  # also what an earlier process has not completed
             if old.name != name:
                 with suppress(OSError):
                     old.unlink()
@@ -82,7 +83,7 @@ class SavedCopy:
                 log.warning("%s has a copy of another table: all rows are read again", self._directory)
                 return None
             name, cursor, version = str(state["rows"]), state["cursor"], int(state["version"])
-            self._number = int(state["number"])
+            cursors(cursor)
             for ids, rows in read_table(self._directory / Path(name).name, self._spec.name, self._spec.dim):
                 copy.change(ids[:0], ids, rows)
         except FileNotFoundError:
@@ -100,6 +101,25 @@ class SavedCopy:
             file.flush()
             os.fsync(file.fileno())
         os.replace(unfinished, self._directory / STATE)
+
+
+def make_directory(directory: Path) -> None:
+    """Make a directory if it is not there.
+
+    Raises
+    ------
+    CheckpointStorageError
+        It cannot be made.
+    """
+    with naming_the_disk(str(directory)):
+        directory.mkdir(parents=True, exist_ok=True)
+
+
+def last_changes(directory: Path) -> int:
+    """Return the number of the last file of changes in a directory; 0: there is none."""
+    with naming_the_disk(str(directory), "read"):
+        names = [_CHANGES.fullmatch(name) for name in os.listdir(directory)]
+    return max((int(found[1]) for found in names if found), default=0)
 
 
 def begin_changes(directory: Path, job: str, spec: TableSpec, *, whole: bool) -> ChangesFile:
@@ -121,10 +141,11 @@ def begin_changes(directory: Path, job: str, spec: TableSpec, *, whole: bool) ->
     CheckpointStorageError
         The directory cannot be written to.
     """
-    with naming_the_disk(str(directory)):
-        directory.mkdir(parents=True, exist_ok=True)
-        names = [_CHANGES.fullmatch(name) for name in os.listdir(directory)]
-    number = max((int(found[1]) for found in names if found), default=0) + 1
+    make_directory(directory)
+    for unfinished in directory.glob("changes-*.parquet.*.tmp"):  # by an earlier process
+        with suppress(OSError):
+            unfinished.unlink()
+    number = last_changes(directory) + 1
     file = ChangesFile(directory / f"changes-{number:09}{'-whole' if whole else ''}.parquet")
     file.begin(TableFacts(spec.name, spec.dim, job, 0, installed_version()))
     return file

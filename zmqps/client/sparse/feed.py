@@ -71,7 +71,7 @@ class Feed:
         self._requests = requests
         self._exchange = exchange
         self._most = checks.whole("most", most, 1, 1 << 32)
-        self._cursors = _cursors(since)  # by the buckets of a shard
+        self._cursors = cursors(since)  # by the buckets of a shard
         self._anew = not self._cursors  # all rows will be sent, or are being sent
 
     @property
@@ -181,7 +181,14 @@ def _buckets(requests: RowRequests) -> list[tuple[int, int]]:
     return [(slice_.start, slice_.stop) for slice_ in requests.parts.slices]
 
 
-def _cursors(plain: Sequence[Sequence[int]]) -> dict[tuple[int, int], tuple[int, ...]]:
+def cursors(plain: Sequence[Sequence[int]]) -> dict[tuple[int, int], tuple[int, ...]]:
+    """Return the cursors in a value of `Feed.cursor`, by the buckets of a shard.
+
+    Raises
+    ------
+    ConfigurationError
+        It is no such value.
+    """
     """Return the cursors in a value of `Feed.cursor`."""
     found = {}
     try:
