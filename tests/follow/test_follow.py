@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -97,13 +98,19 @@ def test_readers_have_the_rows_through_a_kill_and_the_end_of_the_cluster(follow:
                 eventually((tmp_path / "copy" / "follower.json").exists)
                 process.kill()
                 process.wait(PATIENCE)
-                _, again = follow(*command, "--address", address)
+                process, again = follow(*command, "--address", address)
                 assert again == address
                 expected = items.rows(ids)
                 eventually(lambda: np.array_equal(lookups.pull(ids), expected))  # over a new connection, by itself
+                state = tmp_path / "copy" / "follower.json"
+                eventually(lambda: json.loads(state.read_text())["version"] >= lookups.version)
                 worker.finish(timeout=PATIENCE)
     with zmqps.follow.connect(address, timeout=PATIENCE) as lookups:  # the cluster is gone
         assert np.array_equal(lookups.pull(ids), expected)
+        process.kill()
+        process.wait(PATIENCE)
+        follow(*command, "--address", address)
+        assert np.array_equal(lookups.pull(ids), expected), "from the disk"
     assert "continuing from" in (tmp_path / "follower-1.log").read_text()
 
 

@@ -13,7 +13,7 @@ from tests.tables import for_each
 from zmqps import initial
 from zmqps.errors import CheckpointStorageError
 from zmqps.follow.copies import TableCopy
-from zmqps.follow.saved import STATE, SavedCopy
+from zmqps.follow.saved import STATE, SavedCopy, saved_table
 
 CURSOR = [[0, 512, 7, 3, 3, 0, 0], [512, 1024, 8, 3, 3, 0, 0]]
 
@@ -59,7 +59,7 @@ def test_a_writing_that_was_interrupted_leaves_the_copy_of_before(tmp_path: Path
     "state",
     [
         b"", b"[]", b"{", b'{"table": "items"}', b"\xff",
-        json.dumps({"job": "default", "table": "items", "dim": 5, "initial": {}}).encode(),
+        json.dumps({"job": "default", "table": spec().to_wire()}).encode(),
     ],
 )  # fmt: skip
 def test_what_cannot_be_read_is_as_if_it_were_not_there(tmp_path: Path, state: bytes, caplog) -> None:
@@ -121,3 +121,14 @@ def test_a_copy_of_another_table_is_not_taken(tmp_path: Path, caplog) -> None:
     SavedCopy(tmp_path, "default", spec()).save(filled(3), CURSOR, 3)
     assert loaded(tmp_path, spec(initial=initial.constant(1.0)))[1] is None
     assert "a copy of another table" in caplog.text
+
+
+def test_the_saved_table_is_known_without_the_cluster(tmp_path: Path) -> None:
+    assert saved_table(tmp_path, "default", "items") is None
+    SavedCopy(tmp_path, "default", spec(expire_steps=3)).save(filled(3), CURSOR, 3)
+    assert saved_table(tmp_path, "default", "items") == spec(expire_steps=3)
+    assert saved_table(tmp_path, "default", "others") is None
+    assert saved_table(tmp_path, "other", "items") is None
+    for text in ("[]", "{", '{"table": {}}', '{"job": "default", "table": 7}'):
+        (tmp_path / STATE).write_text(text)
+        assert saved_table(tmp_path, "default", "items") is None

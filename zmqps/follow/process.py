@@ -12,10 +12,11 @@ from typing import Any
 
 from zmqps.checkpoint.table_file import check_arrow
 from zmqps.client.sparse.tables import Table
+from zmqps.core.job.tables import TableSpec
 from zmqps.errors import PSError
 from zmqps.follow.following import FollowedTable
 from zmqps.follow.machine import Caught, Changed, FollowerMachine
-from zmqps.follow.saved import make_directory
+from zmqps.follow.saved import make_directory, saved_table
 from zmqps.keys.keyring import load_node_keys
 from zmqps.keys.security import Security
 from zmqps.net import loops
@@ -72,6 +73,7 @@ class Following(threading.Thread):
         wait_s = RETRY_S
         while not self.ending.is_set():
             try:
+                self._continue()
                 with self._connected() as worker:
                     self._follow(worker.table(self._table))
             except _EndedError:
@@ -86,6 +88,18 @@ class Following(threading.Thread):
             wait_s = min(2 * wait_s, MAX_RETRY_S) if self._said else RETRY_S
             self.ending.wait(wait_s)
 
+    def _continue(self) -> None:
+        """Begin with what an earlier follower has saved: the cluster may not be there."""
+        directory = self._settings.save
+        if self._followed is None and directory is not None:
+            spec = saved_table(directory, self._settings.job, self._table)
+            if spec is not None:
+                self._begin(spec)
+
+    def _begin(self, spec: TableSpec) -> None:
+        self._followed = FollowedTable(self._settings, spec, self._hand, self._seed)
+        self._followed.load()
+
     def _connected(self) -> Worker:
         settings = self._settings
         security = Security(keys=settings.keys, job_secret=settings.job_secret)
@@ -96,8 +110,8 @@ class Following(threading.Thread):
     def _follow(self, table: Table) -> None:
         spec = table._requests(ASK_S).spec
         if self._followed is None or self._followed.spec != spec:
-            self._followed = FollowedTable(self._settings, spec, self._hand, self._seed)
-            self._followed.load()
+            self._begin(spec)
+        assert self._followed is not None
         feed = table.changes(since=self._followed.cursor, most=PART_ROWS)
         while not self.ending.is_set():
             self._followed.poll(feed, ASK_S)

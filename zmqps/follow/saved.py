@@ -46,7 +46,7 @@ class SavedCopy:
     def __init__(self, directory: Path, job: str, spec: TableSpec) -> None:
         self._directory = directory
         self._job = job
-        self._about: dict[str, Any] = {"job": job, "table": spec.name, "dim": spec.dim, "initial": dict(spec.initial)}
+        self._about: dict[str, Any] = {"job": job, "table": json.loads(json.dumps(spec.to_wire()))}
         self._spec = spec
         make_directory(directory)
 
@@ -78,7 +78,7 @@ class SavedCopy:
     def load(self, copy: TableCopy) -> tuple[list[list[int]], int] | None:
         """Fill an empty copy; return its cursor and version, or None: there is no usable one."""
         try:
-            state = json.loads(read_file(self._directory / STATE, TEXT_NBYTES))
+            state = _state(self._directory)
             if {name: state[name] for name in self._about} != self._about:
                 log.warning("%s has a copy of another table: all rows are read again", self._directory)
                 return None
@@ -101,6 +101,19 @@ class SavedCopy:
             file.flush()
             os.fsync(file.fileno())
         os.replace(unfinished, self._directory / STATE)
+
+
+def saved_table(directory: Path, job: str, name: str) -> TableSpec | None:
+    """Return the table of the copy in a directory, if that is of this job and has this name."""
+    with suppress(PSError, OSError, ValueError, TypeError, KeyError):
+        state = _state(directory)
+        spec = TableSpec.from_wire(state["table"])
+        return spec if state["job"] == job and spec.name == name else None
+    return None
+
+
+def _state(directory: Path) -> Any:
+    return json.loads(read_file(directory / STATE, TEXT_NBYTES))
 
 
 def make_directory(directory: Path) -> None:
