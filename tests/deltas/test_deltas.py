@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -143,6 +144,14 @@ def test_bytes_that_are_no_delta_are_refused_or_change_only_the_words(dtype, siz
         assert not around[:32].any()
         assert not around[32 + size :].any()
     assert outcomes[0] == outcomes[1]
+    with suppress(ProtocolError):
+        assert deltas.num_changed(delta, size) >= 0
+
+
+def test_a_block_too_short_for_its_head_is_not_counted() -> None:
+    for block in ([1], [1, 2], [1, 2, 3]):
+        with pytest.raises(ProtocolError, match="a block of a delta begins with"):
+            deltas.num_changed(np.array([len(block), 0, 0, 0, *block], np.uint8), 9)
 
 
 def test_a_delta_that_is_cut_short_continued_or_of_other_words_is_refused() -> None:
