@@ -97,11 +97,6 @@ class TableCopy:
         """Return the number of rows."""
         return self._store.num_rows
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of memory that it takes, but for the rows' elements that are kept in fewer bytes."""
-        return self._store.nbytes
-
     def change(self, gone: Array, ids: Array, rows: Array) -> None:
         """Remove some rows, then set others.
 

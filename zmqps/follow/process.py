@@ -66,11 +66,11 @@ class Following(threading.Thread):
         self._seed = secrets.randbits(63)
         self._followed: FollowedTable | None = None
         self._said = ""
+        self._wait_s = RETRY_S
         self._has_copy = False  # for readers
 
     def run(self) -> None:
         """Follow until the follower ends."""
-        wait_s = RETRY_S
         while not self.ending.is_set():
             try:
                 self._continue()
@@ -85,8 +85,8 @@ class Following(threading.Thread):
                     log.warning("cannot follow %r at the moment, %s: %s", self._table, readers, error)
             except Exception:
                 log.exception("internal error; please report it")
-            wait_s = min(2 * wait_s, MAX_RETRY_S) if self._said else RETRY_S
-            self.ending.wait(wait_s)
+            self.ending.wait(self._wait_s)
+            self._wait_s = min(2 * self._wait_s, MAX_RETRY_S)
 
     def _continue(self) -> None:
         """Begin with what an earlier follower has saved: the cluster may not be there."""
@@ -115,6 +115,7 @@ class Following(threading.Thread):
         feed = table.changes(since=self._followed.cursor, most=PART_ROWS)
         while not self.ending.is_set():
             self._followed.poll(feed, ASK_S)
+            self._wait_s = RETRY_S
             if self._said:
                 log.info("the copy is up to date")
                 self._said = ""
