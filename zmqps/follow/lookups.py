@@ -215,7 +215,7 @@ def connect(
     Raises
     ------
     ConfigurationError
-        ``address`` is no endpoint, or the keys cannot be read.
+        ``address`` is not an endpoint, or the keys cannot be read.
 
     Examples
     --------

@@ -187,7 +187,7 @@ def cursors(plain: Sequence[Sequence[int]]) -> dict[tuple[int, int], tuple[int, 
     Raises
     ------
     ConfigurationError
-        It is no such value.
+        It is not such a value.
     """
     """Return the cursors in a value of `Feed.cursor`."""
     found = {}

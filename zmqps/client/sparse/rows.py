@@ -214,7 +214,7 @@ def flat_ids(name: str, ids: Any, handover: Handover) -> tuple[Array, tuple[int,
     Raises
     ------
     DtypeError
-        They are no whole numbers of 64 bits.
+        They are not whole numbers of 64 bits.
     """
     if type(ids) is np.ndarray and ids.dtype == _INT64:
         array = ids
