@@ -13,7 +13,7 @@ from zmqps.settings.follower import FollowerSettings
 @click.argument("table")
 @settings.options_of(FollowerSettings)
 def follow(told: FollowerSettings, table: str) -> int:
-    """Keep a copy of a sparse table, and answer lookups.
+    """Copy a sparse table, and answer lookups.
 
     The copy of TABLE is in this process's memory and follows the table as it is trained. `zmqps.follow.connect`
     asks it for rows. It also answers while the cluster is away, and continues when that is back.
