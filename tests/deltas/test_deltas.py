@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -78,14 +77,12 @@ def test_differences_of_several_versions_add_up_to_one_delta() -> None:
         sum_ = np.sum(steps, axis=0, dtype=dtype)
         assert np.array_equal(merged, pack(sum_))
         assert merged.size <= sum(delta.size for delta in packed)
-        assert deltas.num_changed(merged, 100_000) == np.count_nonzero(sum_)
         assert np.array_equal(merged, deltas.merge(packed, 100_000, dtype, backend="numpy"))
 
 
 def test_a_version_without_changes_costs_four_bytes_a_block() -> None:
     delta = pack(np.zeros(3 * deltas.BLOCK, np.uint16))
     assert delta.nbytes == 12
-    assert deltas.num_changed(delta, 3 * deltas.BLOCK) == 0
 
 
 def test_one_percent_of_bf16_costs_less_than_a_byte_and_a_half_for_each_changed_element() -> None:
@@ -144,14 +141,6 @@ def test_bytes_that_are_no_delta_are_refused_or_change_only_the_words(dtype, siz
         assert not around[:32].any()
         assert not around[32 + size :].any()
     assert outcomes[0] == outcomes[1]
-    with suppress(ProtocolError):
-        assert deltas.num_changed(delta, size) >= 0
-
-
-def test_a_block_too_short_for_its_head_is_not_counted() -> None:
-    for block in ([1], [1, 2], [1, 2, 3]):
-        with pytest.raises(ProtocolError, match="a block of a delta begins with"):
-            deltas.num_changed(np.array([len(block), 0, 0, 0, *block], np.uint8), 9)
 
 
 def test_a_delta_that_is_cut_short_continued_or_of_other_words_is_refused() -> None:

@@ -26,7 +26,7 @@ from ..codecs import Backend
 from ..errors import ProtocolError
 from .kernels import ADD, BLOCK, GAP_BITS, HEAD_NBYTES, LINE_NBYTES, PACK, SLACK_NBYTES
 
-__all__ = ["BLOCK", "Packer", "add", "between", "merge", "num_changed", "words"]
+__all__ = ["BLOCK", "Packer", "add", "between", "merge", "words"]
 
 Words = np.ndarray[Any, np.dtype[Any]]
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -130,7 +130,7 @@ def merge(deltas: Sequence[Bytes], size: int, dtype: np.dtype[Any], *, backend: 
     Parameters
     ----------
     deltas : sequence of ndarray of uint8
-        Of consecutive versions, in any order.
+        Of consecutive versions, in any order; at least one.
     size, dtype
         Of the words.
 
@@ -149,21 +149,6 @@ def merge(deltas: Sequence[Bytes], size: int, dtype: np.dtype[Any], *, backend: 
             _add_block(block, sum_[:num], False, backend)
         packer.add(sum_, num)
     return packer.finish()
-
-
-def num_changed(delta: Bytes, size: int) -> int:
-    """Return how many words a delta changes; all those of a block that is dense.
-
-    Raises
-    ------
-    ProtocolError
-        It is not a delta of this many words.
-    """
-    return sum(
-        min(BLOCK, size - start) if block[0] == DENSE else _count_of(block)
-        for start, block in _blocks(delta, size)
-        if block.size
-    )
 
 
 def _blocks(delta: Bytes, size: int) -> Iterator[tuple[int, Bytes]]:
