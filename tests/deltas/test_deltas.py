@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.tables import for_each
 from zmqps import deltas
 from zmqps.codecs import bf16
 from zmqps.errors import ProtocolError
@@ -55,7 +56,7 @@ def test_old_words_become_the_new_ones_and_back(dtype, size: int, density: float
     assert np.array_equal(applied(delta, new, subtract=True), old)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@for_each("dtype", DTYPES)
 def test_the_reference_makes_the_same_bytes_and_reads_them_as_well(dtype: np.dtype[Any]) -> None:
     for seed, (size, density, bits) in enumerate(
         [(0, 1.0, 0), (1, 1.0, 0), (70_000, 0.01, 0), (70_000, 0.01, 40), (3000, 0.3, 6), (3000, 1.0, 62)]

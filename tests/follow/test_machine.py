@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.follow.test_copies import DIM, NONE, numbers, spec
+from tests.tables import for_each
 from zmqps import optim
 from zmqps.client.sparse.tables import table
 from zmqps.core.protocol import messages as m
@@ -278,8 +279,8 @@ def test_a_follower_answers_only_readers_that_have_said_hello() -> None:
     assert isinstance(sent(received(machine, pull(1))), m.Error)
 
 
-@pytest.mark.parametrize(
-    ("message", "error"),
+@for_each(
+    "message, error",
     [
         (m.Push(1, 1, 0, 0, 0, 1, 0, 0, "raw", "raw", (), ((0, 0, ()),), [np.zeros(4, np.float32)]), IdentityError),
         (m.ScanRows(1, 0, 0, 0, 10), ProtocolError),
