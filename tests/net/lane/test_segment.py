@@ -169,13 +169,18 @@ def test_a_file_swept_away_before_it_was_locked_is_made_again(monkeypatch: pytes
     created.close()
 
 
-def test_what_a_killed_process_left_is_swept_and_what_is_in_use_is_not(created: Segment) -> None:
+def left_by_a_killed_process() -> Path:
+    """Return a segment's file that its process could not remove."""
     program = "import os; from zmqps.net.lane.segment import Segment\n"
     program += f"print(Segment.create({RING}).name, flush=True); os.kill(os.getpid(), {signal.SIGKILL})"
     result = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
     assert result.returncode == -signal.SIGKILL
-    left = DIRECTORY / result.stdout.strip()
-    sweep()  # or somebody else's, meanwhile
+    return DIRECTORY / result.stdout.strip()
+
+
+def test_what_a_killed_process_left_is_swept_and_what_is_in_use_is_not(created: Segment) -> None:
+    left = left_by_a_killed_process()
+    sweep()  # or another process's, meanwhile
     assert not left.exists()
     assert path_of(created).exists()
 

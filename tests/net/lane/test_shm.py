@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.net.lane.test_segment import left_by_a_killed_process
 from tests.tables import for_each
 from zmqps.core.protocol.events import COORDINATOR, server_peer
 from zmqps.core.protocol.messages import Pull, Push
@@ -23,6 +24,7 @@ from zmqps.net.lane import shm
 from zmqps.net.lane.segment import DIRECTORY, Segment, SegmentError
 from zmqps.net.lane.shm import ENVELOPE, MIN_NBYTES, PLAIN, LaneTransport
 from zmqps.net.routes import Route
+from zmqps.net.zeromq import ZmqTransport
 
 SERVER = server_peer(0)  # as the worker calls it
 WORKER = b"@worker"  # as the server calls it
@@ -251,6 +253,13 @@ def test_no_file_is_left_once_hands_are_shaken() -> None:
         assert not set(our_files()) - set(before)
 
     with_pair(scenario, connect=False)
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next_that_ends() -> None:
+    transport = LaneTransport(ZmqTransport())
+    left = left_by_a_killed_process()
+    transport.close(0)
+    assert not left.exists()
 
 
 def test_a_repeated_hello_gets_the_same_answer() -> None:

@@ -190,8 +190,7 @@ class LaneTransport:
 
     def start(self, deliver: Deliver, delivered: Callable[[], None], noticed: Noticed) -> None:
         """Begin to deliver in the running loop; a lane outlives the connections that it goes with."""
-        if swept := sweep():
-            log.info("removed %d shared-memory segments of processes that were killed", swept)
+        _sweep()
         self._deliver = deliver
         self._inner.start(self._receive, delivered, noticed)
 
@@ -418,6 +417,12 @@ class LaneTransport:
             lane.segment.close()
         self._lanes.clear()
         self._retired.clear()
+        _sweep()  # a launcher kills its workers before the servers end, which may be the last on this host
+
+
+def _sweep() -> None:
+    if swept := sweep():
+        log.info("removed %d shared-memory segments of processes that were killed", swept)
 
 
 def _find(prefix: str, capabilities: Sequence[str]) -> str:
