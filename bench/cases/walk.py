@@ -34,7 +34,7 @@ PACKAGE = str(Path(zmqps.__file__).parent) + "/"
 MODES = ("async", "sync")
 #: Steps until buffers, plans and lanes are what they stay; and those that are looked at, of which the shortest
 #: counts: now and then a socket announces what has been read already.
-WARM_UP, LOOKS = 20, 15
+WARM_UP, LOOKS = 20, 40
 #: A heartbeat is no part of a step.
 NEVER_S = 3600.0
 PATIENCE_S = 60.0

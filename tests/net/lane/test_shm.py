@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -123,7 +124,7 @@ def with_pair(scenario: Callable[[Pair], None], connect: bool = True, **options:
 
 
 def our_files() -> list[Path]:
-    return list(DIRECTORY.glob("zmqps-*"))
+    return list(DIRECTORY.glob(f"zmqps-{os.getpid()}-*"))  # other tests of this host have theirs
 
 
 pytestmark = pytest.mark.usefixtures("on_one_host")
