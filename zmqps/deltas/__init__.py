@@ -163,17 +163,6 @@ def _blocks(delta: Bytes, size: int) -> Iterator[tuple[int, Bytes]]:
         at += length
 
 
-def _count_of(block: Bytes) -> int:
-    """Return how many words a block that is not dense says that it changes."""
-    if block.size < HEAD_NBYTES:
-        raise _not_a_block(block)
-    return int(block[2]) + (int(block[3]) << 8) + 1
-
-
-def _not_a_block(block: Bytes) -> ProtocolError:
-    return ProtocolError(f"a block of a delta begins with {block[:HEAD_NBYTES].tobytes().hex()}")
-
-
 def _add_block(block: Bytes, words: Words, subtract: bool, backend: Backend) -> None:
     if block.size == 0:
         return
@@ -187,9 +176,9 @@ def _add_block(block: Bytes, words: Words, subtract: bool, backend: Backend) -> 
         else:
             words += differences
         return
-    count = _count_of(block)
-    if block[0] >= GAP_BITS or block[1] >= width:
-        raise _not_a_block(block)
+    if block.size < HEAD_NBYTES or block[0] >= GAP_BITS or block[1] >= width:
+        raise ProtocolError(f"a block of a delta begins with {block[:HEAD_NBYTES].tobytes().hex()}")
+    count = int(block[2]) + (int(block[3]) << 8) + 1
     numbers = np.uint64(block[0]), np.uint64(block[1]), np.uint64(width), np.uint64(-int(subtract) % (1 << 64))
     if not ADD(backend, words.dtype, block[HEAD_NBYTES:], words, count, *numbers):
         raise ProtocolError(f"a block of a delta does not fit {words.size} words")

@@ -54,7 +54,6 @@ class LookupMachine:
     def __init__(self, identity: Identity, endpoint: str) -> None:
         self.version = 0  # of the last answer
         self.dim: int | None = None
-        self._identity = identity
         self._handshake = Handshake(identity.hello(), PEER, endpoint)
         self._numbers = count(1)
         self._pending: dict[int, Lookup] = {}

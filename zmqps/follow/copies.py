@@ -26,16 +26,20 @@ class _Rows(RowStore):
         """Do nothing: what a row begins with is overwritten at once."""
 
 
-class _HalfRows(_Rows):
+class _ShortRows(_Rows):
+    """Rows that are not kept as they are read."""
+
+    def _copy(self, rows: Array, out: Any, found: int) -> None:
+        there = np.flatnonzero(rows >= 0)
+        out[there] = self.read(rows[there])
+
+
+class _HalfRows(_ShortRows):
     """Rows of float16; what is too large for one becomes the largest."""
 
     def _reserve_columns(self) -> None:
         self.values = arena.reserve(self._reserved, self.dim, dtype=np.float16)
         self.slots = self.row_slots = ()
-
-    def _copy(self, rows: Array, out: Any, found: int) -> None:
-        there = np.flatnonzero(rows >= 0)
-        out[there] = self.values[rows[there]]
 
     def _write(self, column: Any, rows: Array, numbers: Array) -> None:
         most = float(np.finfo(np.float16).max)
@@ -45,17 +49,13 @@ class _HalfRows(_Rows):
         return self.values[rows].astype(np.float32)
 
 
-class _QuarterRows(_Rows):
+class _QuarterRows(_ShortRows):
     """Rows of int8, each with a scale: its largest element is 127. NaN becomes 0, infinity the largest number."""
 
     def _reserve_columns(self) -> None:
         self.values = arena.reserve(self._reserved, self.dim, dtype=np.int8)
         self._scales = arena.reserve(self._reserved, 1)
         self.slots = self.row_slots = ()
-
-    def _copy(self, rows: Array, out: Any, found: int) -> None:
-        there = np.flatnonzero(rows >= 0)
-        out[there] = self.read(rows[there])
 
     def _write(self, column: Any, rows: Array, numbers: Array) -> None:
         numbers = np.clip(np.nan_to_num(numbers), -_LARGEST, _LARGEST)

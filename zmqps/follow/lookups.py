@@ -24,6 +24,7 @@ from zmqps.core.protocol.endpoints import check_endpoint
 from zmqps.core.protocol.events import Stop
 from zmqps.errors import ClosedError, DeadlineError, ForkedError, ShapeError
 from zmqps.follow.asking import Lookup, LookupMachine
+from zmqps.follow.machine import resolve
 from zmqps.gpu.handover import Handover
 from zmqps.keys.keyring import Keys, find_keys
 from zmqps.net.driver import Driver
@@ -66,7 +67,7 @@ class _Thread:
     async def _run(self) -> None:
         self._loop = asyncio.get_running_loop()
         transport = ZmqTransport(keys=self._keys, role="observer")
-        self._driver = Driver(self.machine, transport, log, _resolve)
+        self._driver = Driver(self.machine, transport, log, resolve)
         self._loop.call_soon(self._ready.set)
         await self._driver.run()
 
@@ -98,13 +99,6 @@ class _Thread:
     def join(self) -> None:
         """Wait until the connection is closed."""
         self._thread.join(CLOSE_S)
-
-
-def _resolve(lookup: Lookup, value: Any) -> None:
-    if isinstance(value, BaseException):
-        lookup.future.set_exception(value)
-    else:
-        lookup.future.set_result(value)
 
 
 class Lookups:

@@ -44,6 +44,14 @@ class Caught:
     future: Any = None
 
 
+def resolve(operation: Any, value: Any) -> None:
+    """Let the future of an event that a thread has handed to a machine have its outcome; the driver calls this."""
+    if isinstance(value, BaseException):
+        operation.future.set_exception(value)
+    else:
+        operation.future.set_result(value)
+
+
 class FollowerMachine:
     """A follower without its sockets.
 

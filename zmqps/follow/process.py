@@ -15,7 +15,7 @@ from zmqps.client.sparse.tables import Table
 from zmqps.core.job.tables import TableSpec
 from zmqps.errors import PSError
 from zmqps.follow.following import FollowedTable
-from zmqps.follow.machine import Caught, Changed, FollowerMachine
+from zmqps.follow.machine import Caught, Changed, FollowerMachine, resolve
 from zmqps.follow.saved import make_directory, saved_table
 from zmqps.keys.keyring import load_node_keys
 from zmqps.keys.security import Security
@@ -137,13 +137,6 @@ class Following(threading.Thread):
         self._has_copy = True
 
 
-def _resolve(event: Changed | Caught, value: Any) -> None:
-    if isinstance(value, BaseException):
-        event.future.set_exception(value)
-    else:
-        event.future.set_result(value)
-
-
 async def _listen(settings: FollowerSettings, transport: ZmqTransport, *, keyed: bool) -> str:
     """Return where readers reach this follower."""
     place = Place(settings.address, settings.advertise, settings.interface)
@@ -180,7 +173,7 @@ async def serve(settings: FollowerSettings, table: str, announce: Callable[[str]
     identity = new_identity("observer", name=settings.name or f"follower-{table}", job=settings.job)
     machine = FollowerMachine(identity)
     transport.largest_nbytes = machine.largest_nbytes
-    driver = Driver(machine, transport, log, _resolve)
+    driver = Driver(machine, transport, log, resolve)
     loop = asyncio.get_running_loop()
     following = Following(settings, table, lambda event: loop.call_soon_threadsafe(driver.submit, event))
     announce(f"lookups of {table!r} at {endpoint}")
